@@ -1,0 +1,1 @@
+"""What a problem is, what counts as solved, and how it is counted."""

@@ -1,0 +1,1 @@
+"""The judge: programs run in a cage, verdicts are made outside of it."""

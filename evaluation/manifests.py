@@ -1,0 +1,133 @@
+"""Manifests: written last, so that a folder with one is whole. Readers trust only complete manifests."""
+
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from evaluation.files import PARTIAL, sha256_file, write_json
+from evaluation.records import Record
+
+MANIFEST = "MANIFEST.json"
+PACKAGES = ("torch", "transformers", "trl", "datasets", "accelerate", "evalplus", "prefect", "numpy", "vllm")
+
+
+class FileEntry(Record):
+    """One file of a folder, its path relative to the manifest."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+class Manifest(Record):
+    """`MANIFEST.json` (contracts: manifest/1). What does not apply is null."""
+
+    schema_: Literal["manifest/1"] = Field(default="manifest/1", alias="schema")
+    kind: Literal["checkpoint", "resume", "logs", "rollouts", "score", "report"]
+    cell: str | None
+    global_step: int | None
+    fingerprint: str | None
+    cell_config: dict[str, Any] | None
+    files: tuple[FileEntry, ...]
+    split_sha256: str | None
+    prompt_sha256: str | None
+    revisions: dict[str, Any]
+    """`{"model": commit or sha256, "datasets": {name: commit or sha256}}`."""
+    versions: dict[str, str]
+    git_commit: str | None
+    created_at: str
+
+
+class Provenance(Record):
+    """What a manifest says beside its files: the identity of what the folder belongs to."""
+
+    cell: str | None = None
+    global_step: int | None = None
+    fingerprint: str | None = None
+    cell_config: dict[str, Any] | None = None
+    split_sha256: str | None = None
+    prompt_sha256: str | None = None
+    revisions: dict[str, Any] = {}
+
+
+def list_files(folder: Path) -> Iterator[Path]:
+    """Yield the files that a manifest lists: all but itself and half-written ones, ascending by relative path.
+
+    Raises:
+        ValueError: a symbolic link to a folder, which copying would drop without a word.
+    """
+    for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).as_posix()):
+        if path.is_symlink() and path.is_dir():
+            raise ValueError(f"{path}: a linked folder cannot be published; copy it")
+        if path.is_file() and path.name != MANIFEST and not path.name.endswith(PARTIAL):
+            yield path
+
+
+def write_manifest(folder: Path, kind: str, provenance: Provenance) -> Manifest:
+    """Hash every file of `folder` and write its manifest, last and whole."""
+    files = tuple(
+        FileEntry(path=p.relative_to(folder).as_posix(), sha256=sha256_file(p), size_bytes=p.stat().st_size)
+        for p in list_files(folder)
+    )
+    manifest = Manifest.model_validate(
+        {
+            **{f: getattr(provenance, f) for f in Provenance.model_fields},
+            "kind": kind,
+            "files": files,
+            "versions": versions(),
+            "git_commit": git_commit(),
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a local folder, or None if there is none (the folder is not whole)."""
+    path = folder / MANIFEST
+    return Manifest.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def is_complete(folder: Path) -> bool:
+    """True when the manifest is there and the listing agrees in names and sizes (hashes are `verify`'s work)."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return False
+    return {f.path: f.size_bytes for f in manifest.files} == {
+        p.relative_to(folder).as_posix(): p.stat().st_size for p in list_files(folder)
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that make the numbers, of those that are installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """Commit of the checkout this package runs from, `-dirty` if it has changes; None outside a checkout."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10, check=True
+        )
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")

@@ -1,0 +1,1 @@
+"""The DAG: named flows, experiment specifications and the command `ablation`."""

@@ -1,0 +1,1 @@
+"""Prefect tasks: thin bodies around one library call each."""

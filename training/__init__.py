@@ -1,0 +1,1 @@
+"""How a cell is trained: identity, replay, the trainer, folders and the store."""

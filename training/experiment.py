@@ -1,0 +1,92 @@
+"""An experiment: a grid of cells, one or more protocols applied to every checkpoint, and a criterion. Pure data."""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from evaluation.errors import InputError
+from evaluation.findings import Criterion
+from evaluation.protocol import Protocol
+from evaluation.records import Record, sha256_json
+from training.cell import ARMS, MODELS, Cell, Grpo, Replay
+
+
+class Experiment(Record):
+    """The question, the grid, how it is measured and how it is answered: all declared before anything trains."""
+
+    name: str
+    question: str
+    model: str
+    """Default model; the flow parameter `model` may name another."""
+    benchmark: str
+    """Token of the training benchmark: `mbpp` or `toy`."""
+    data_seed: int = 0
+    """Seed of generated problems (`toy` only)."""
+    num_training_problems: int
+    arms: tuple[str, ...]
+    lrs: tuple[float, ...]
+    num_seeds: int = Field(default=1, ge=1)
+    steps: int
+    stride: int
+    replay_draws: int = 128
+    grpo: Grpo = Grpo()
+    protocols: tuple[Protocol, ...]
+    """The first is the primary one: the finding rests on it."""
+    criterion: Criterion
+    needs_gpu: bool
+    scale: Literal["full", "demo"] = "demo"
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        self.cells()
+        return self
+
+    def cells(
+        self, model: str | None = None, num_seeds: int | None = None, names: Sequence[str] | None = None
+    ) -> tuple[Cell, ...]:
+        """Return the grid: arm x rate x seed, rates ascending; `names` keeps those cells only.
+
+        Raises:
+            InputError: a name that is not in the grid, an unknown model, or no seed at all.
+        """
+        model = model or self.model
+        if model not in MODELS:
+            raise InputError("model", model, "unknown model", f"use one of {', '.join(sorted(MODELS))}")
+        seeds = self.num_seeds if num_seeds is None else num_seeds
+        if seeds < 1:
+            raise InputError("seeds", seeds, "at least one seed is needed", "use seeds=1 or more")
+        grid = tuple(
+            Cell(
+                model=model,
+                benchmark=self.benchmark,
+                arm=arm,
+                lr=lr,
+                seed=seed,
+                steps=self.steps,
+                stride=self.stride,
+                terms=tuple(_sized(t, self.replay_draws) for t in ARMS[arm].terms),
+                grpo=self.grpo,
+            )
+            for seed in range(seeds)
+            for lr in sorted(self.lrs)
+            for arm in self.arms
+        )
+        if not names:
+            return grid
+        known = {c.name: c for c in grid}
+        for name in names:
+            if name not in known:
+                raise InputError(
+                    "cells", name, f"not a cell of {self.name}", f"use names of `ablation plan {self.name}`"
+                )
+        return tuple(known[n] for n in dict.fromkeys(names))
+
+    @property
+    def sha256(self) -> str:
+        """Identity of what was registered before training."""
+        return sha256_json(self)
+
+
+def _sized(term: Replay, draws: int) -> Replay:
+    return term.replace(draws=draws)

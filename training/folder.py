@@ -1,0 +1,136 @@
+"""A run directory `<runs>/<cell>/`: every path is a function, every file whole or absent."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from evaluation.files import PARTIAL
+from evaluation.prompts import PromptSpec
+from evaluation.records import Record
+from training.cell import Cell, Identity
+
+MANIFEST = "MANIFEST.json"
+
+
+class CellFile(Record):
+    """`cell.json`: the identity of the cell in this folder, and what hashes to it."""
+
+    schema_: str = Field(default="cell/1", alias="schema")
+    cell: Cell
+    prompt: PromptSpec
+    split_sha256: str
+    revisions: dict[str, str]
+
+    @property
+    def identity(self) -> Identity:
+        """The hashed part."""
+        return Identity(
+            cell_config=self.cell,
+            split_sha256=self.split_sha256,
+            prompt_sha256=self.prompt.sha256,
+            revisions=self.revisions,
+        )
+
+
+class Runtime(Record):
+    """`runtime.json`: where and how the cell runs. Nothing here can change a number in the report."""
+
+    schema_: str = Field(default="runtime/1", alias="schema")
+    model_path: str
+    """Local folder or hub repository of the base model."""
+    model_revision: str | None = None
+    problems_path: str
+    """JSONL of training problems (`evaluation.records.Problem`)."""
+    device: str = "cpu"
+    num_threads: int = 1
+    micro_batch: int = 64
+    """Completions a forward pass; the gradient does not depend on it beyond rounding."""
+    sampler: str = "transformers"
+    """`transformers` or `vllm`."""
+    judge_workers: int = 1
+    resume_every: int | None = None
+    """Steps between resume states beside those at checkpoints; None saves at checkpoints only."""
+    keep_resume: int = 2
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one cell's run directory (contracts: Files in a store)."""
+
+    root: Path
+
+    @property
+    def cell_json(self) -> Path:
+        """Identity."""
+        return self.root / "cell.json"
+
+    @property
+    def runtime_json(self) -> Path:
+        """Where and how it runs."""
+        return self.root / "runtime.json"
+
+    @property
+    def logs(self) -> Path:
+        """`steps.jsonl`, `result.json`, the trainer's output."""
+        return self.root / "logs"
+
+    @property
+    def steps_jsonl(self) -> Path:
+        """One line an optimizer step."""
+        return self.logs / "steps.jsonl"
+
+    @property
+    def result_json(self) -> Path:
+        """Written when the cell has ended: finished or diverged."""
+        return self.logs / "result.json"
+
+    @property
+    def rollouts(self) -> Path:
+        """One parquet a step."""
+        return self.root / "rollouts"
+
+    def rollout(self, step: int) -> Path:
+        """The rollouts of one step."""
+        return self.rollouts / f"step_{step:06d}.parquet"
+
+    def checkpoint(self, step: int) -> Path:
+        """A complete HF model directory."""
+        return self.root / f"global_step_{step}"
+
+    def resume(self, step: int) -> Path:
+        """Everything needed to go on from `step`."""
+        return self.root / "resume" / f"step_{step}"
+
+    def checkpoints(self) -> list[int]:
+        """Steps with a whole checkpoint (a manifest), ascending by number."""
+        return numbered(self.root, "global_step_")
+
+    def resumes(self) -> list[int]:
+        """Steps with a whole resume state, ascending by number."""
+        return numbered(self.root / "resume", "step_")
+
+
+def numbered(folder: Path, prefix: str) -> list[int]:
+    """Return the N of every `<prefix>N` folder that has a manifest, in numeric order."""
+    if not folder.is_dir():
+        return []
+    pattern = re.compile(re.escape(prefix) + r"(\d+)")
+    found = (pattern.fullmatch(p.name) for p in folder.iterdir() if not p.name.endswith(PARTIAL))
+    return sorted(int(m[1]) for m in found if m and (folder / m[0] / MANIFEST).is_file())
+
+
+class Result(Record):
+    """`logs/result.json`: how a cell ended."""
+
+    schema_: str = Field(default="result/1", alias="schema")
+    end: str
+    """`finished` or `diverged`."""
+    last_step: int
+    onset_step: int | None
+    """First step with a non-finite number, when diverged."""
+
+
+Json = dict[str, Any]
