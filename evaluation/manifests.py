@@ -17,6 +17,13 @@ MANIFEST = "MANIFEST.json"
 PACKAGES = ("torch", "transformers", "trl", "datasets", "accelerate", "evalplus", "prefect", "numpy", "vllm")
 
 
+class Revisions(Record):
+    """Where the bytes came from: hub commits, or sha256 of shipped or local files."""
+
+    model: str
+    datasets: dict[str, str]
+
+
 class FileEntry(Record):
     """One file of a folder, its path relative to the manifest."""
 
@@ -37,8 +44,7 @@ class Manifest(Record):
     files: tuple[FileEntry, ...]
     split_sha256: str | None
     prompt_sha256: str | None
-    revisions: dict[str, Any]
-    """`{"model": commit or sha256, "datasets": {name: commit or sha256}}`."""
+    revisions: Revisions | None
     versions: dict[str, str]
     git_commit: str | None
     created_at: str
@@ -53,7 +59,7 @@ class Provenance(Record):
     cell_config: dict[str, Any] | None = None
     split_sha256: str | None = None
     prompt_sha256: str | None = None
-    revisions: dict[str, Any] = {}
+    revisions: Revisions | None = None
 
 
 def list_files(folder: Path) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from evaluation.errors import InputError
+from evaluation.manifests import Manifest, Provenance, Revisions
 from evaluation.records import Record, sha256_json
 
 
@@ -262,17 +263,29 @@ class Identity(Record):
     """None for the base model, which is scored as step 0."""
     split_sha256: str
     prompt_sha256: str
-    revisions: dict[str, str]
-    """`model` and `dataset:<name>`: hub commits, or sha256 of shipped or local files."""
+    revisions: Revisions
 
     @property
     def fingerprint(self) -> str:
         """sha256 of the canonical JSON; versions, commit and runtime are not in it."""
         return sha256_json(self)
 
-    def differences(self, other: "Identity") -> list[str]:
-        """Return `field: mine -> theirs` for every leaf that differs, for the message of a refusal."""
-        mine, theirs = _leaves(self.model_dump(mode="json")), _leaves(other.model_dump(mode="json"))
+    def provenance(self, cell: str | None, global_step: int | None = None) -> Provenance:
+        """Return what the manifest of a folder of this cell says beside its files; `cell` is None for the base."""
+        return Provenance(
+            cell=cell,
+            global_step=global_step,
+            fingerprint=self.fingerprint,
+            cell_config=self.cell_config.model_dump(mode="json") if self.cell_config else None,
+            split_sha256=self.split_sha256,
+            prompt_sha256=self.prompt_sha256,
+            revisions=self.revisions,
+        )
+
+    def differences(self, found: Manifest) -> list[str]:
+        """Return `field: asked -> found` for every leaf in which a stored manifest differs, for the refusal."""
+        mine = _leaves(self.model_dump(mode="json"))
+        theirs = _leaves(found.model_dump(mode="json", include=set(type(self).model_fields)))
         return [
             f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in sorted({*mine, *theirs}) if mine.get(k) != theirs.get(k)
         ]

@@ -8,11 +8,10 @@ from typing import Any
 from pydantic import Field
 
 from evaluation.files import PARTIAL
+from evaluation.manifests import MANIFEST, Revisions
 from evaluation.prompts import PromptSpec
 from evaluation.records import Record
 from training.cell import Cell, Identity
-
-MANIFEST = "MANIFEST.json"
 
 
 class CellFile(Record):
@@ -22,7 +21,7 @@ class CellFile(Record):
     cell: Cell
     prompt: PromptSpec
     split_sha256: str
-    revisions: dict[str, str]
+    revisions: Revisions
 
     @property
     def identity(self) -> Identity:
