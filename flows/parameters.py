@@ -1,0 +1,38 @@
+"""The flow parameters: the same words in the Prefect form, in `ablation run` and in `ablation plan`."""
+
+from pydantic import Field
+
+from evaluation.records import Record
+from flows.experiments import EXPERIMENTS
+from training.cell import Cell
+from training.experiment import Experiment
+
+
+class Parameters(Record):
+    """What a person may choose about one execution of an experiment (contracts: Flow parameters)."""
+
+    experiment: str
+    store: str | None = None
+    """URL; None is `file://<runs>/store`."""
+    runs: str | None = None
+    """Local run directories, one a cell; None is `./runs/<experiment>`."""
+    model: str | None = None
+    seeds: int | None = Field(default=None, ge=1)
+    """How many: 0 .. n-1; None is the experiment's own."""
+    cells: tuple[str, ...] | None = None
+    """Cell names; None is all of them."""
+    max_parallel_cells: int | None = Field(default=None, ge=1)
+    """Cells training at a time; None is what the machine serves."""
+    mbpp: str | None = None
+    mbpp_plus: str | None = None
+    gsm8k: str | None = None
+
+    @property
+    def spec(self) -> Experiment:
+        """The experiment as registered."""
+        return EXPERIMENTS[self.experiment]
+
+    @property
+    def grid(self) -> tuple[Cell, ...]:
+        """The planned cells."""
+        return self.spec.cells(self.model, self.seeds, self.cells)
