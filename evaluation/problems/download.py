@@ -1,0 +1,60 @@
+"""Fetch a data set to a file: `python -m evaluation.problems.download mbpp|mbpp_plus OUT`, run as a child.
+
+Prints the revision. Guarantees nothing about the content (the caller checks it) and has no time limit of its own (the
+caller has one). An unreachable hub is reported after one quick probe; what is in the local cache is used all the same.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from evaluation.files import write_text
+
+MBPP_REPOSITORY = "google-research-datasets/mbpp"
+MBPP_REVISION = "4bb6404fdc6cacfda99d4ac4205087b89d32030c"
+"""Commit of the hub repository, taken from several public projects that pin it; the content is checked anyway."""
+MBPP_PLUS_VERSION = "v0.2.0"
+PROBE_TIMEOUT_S = 15
+
+
+def download_mbpp(out: Path) -> str:
+    """Write the rows of all four splits of MBPP's `full` configuration as JSONL; return the commit."""
+    import datasets
+    import huggingface_hub
+    from datasets import config
+
+    try:
+        huggingface_hub.HfApi().dataset_info(MBPP_REPOSITORY, revision=MBPP_REVISION, timeout=PROBE_TIMEOUT_S)
+    except Exception as error:  # noqa: BLE001 - whatever the network does; the cache may still serve
+        config.HF_HUB_OFFLINE = True
+        sys.stderr.write(f"{MBPP_REPOSITORY}: {error}\n")
+    parts = datasets.load_dataset(MBPP_REPOSITORY, "full", revision=MBPP_REVISION)
+    assert isinstance(parts, datasets.DatasetDict)
+    write_text(out, "".join(json.dumps(row) + "\n" for part in parts.values() for row in part))
+    return MBPP_REVISION
+
+
+def download_mbpp_plus(out: Path) -> str:
+    """Copy EvalPlus's own MBPP+ file (its cache, else its release) to `out`; return the version."""
+    from evalplus.data import mbpp
+
+    # `get_mbpp_plus` would turn the inputs into Python objects; problems keep them as stored.
+    shutil.copyfile(mbpp._ready_mbpp_plus_path(version=MBPP_PLUS_VERSION), out)
+    return f"{MBPP_PLUS_VERSION} {mbpp.get_mbpp_plus_hash(version=MBPP_PLUS_VERSION)}"
+
+
+def main(argv: list[str]) -> int:
+    """Run one download; the last line of stdout is the revision, of stderr the reason of a failure."""
+    name, out = argv
+    try:
+        revision = {"mbpp": download_mbpp, "mbpp_plus": download_mbpp_plus}[name](Path(out))
+    except Exception as error:  # noqa: BLE001 - the boundary: one line for the caller, whatever the library raised
+        sys.stderr.write(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}\n")
+        return 3
+    sys.stdout.write(f"{revision}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

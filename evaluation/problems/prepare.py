@@ -1,0 +1,204 @@
+"""From a benchmark's name to files of problems, the split and the contamination report: same input, same bytes."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from evaluation.contamination import Contamination, find_contamination
+from evaluation.errors import InputError
+from evaluation.files import write_text
+from evaluation.problems.mbpp import Loaded, load_mbpp, load_mbpp_plus
+from evaluation.records import Problem, Record
+from evaluation.splits import Ids, Source, Split, build_split, split_mbpp
+
+
+class Benchmark(Record):
+    """What a checkpoint can be scored on."""
+
+    name: str
+    training: Literal["mbpp", "toy"]
+    """Training benchmark whose split holds it out."""
+    num_problems: int
+    has_plus: bool
+    """Whether it has a second, larger suite."""
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    b.name: b
+    for b in (
+        Benchmark(name="mbpp_plus", training="mbpp", num_problems=378, has_plus=True),
+        Benchmark(name="mbpp_test276", training="mbpp", num_problems=276, has_plus=False),
+        Benchmark(name="toy_plus", training="toy", num_problems=128, has_plus=True),
+    )
+}
+
+
+class Prepared(Record):
+    """Where the problems of one training benchmark lie, and what they are."""
+
+    split: Split
+    split_sha256: str
+    """`Split.identity`."""
+    train: str
+    """Path of train.jsonl."""
+    benchmarks: dict[str, str]
+    """Path of each benchmark's problems, by name."""
+    revisions: dict[str, str]
+    """By source: commit, release, or `sha256:<hex>` of a local file."""
+    contamination: Contamination
+
+
+class _Parts(Record):
+    train: tuple[Problem, ...]
+    benchmarks: dict[str, tuple[Problem, ...]]
+    split: Split
+    contamination: Contamination
+    revisions: dict[str, str]
+
+
+def prepare(
+    experiment_benchmark: str,
+    data_seed: int,
+    benchmarks: Sequence[str],
+    out: Path,
+    mbpp: str | None = None,
+    mbpp_plus: str | None = None,
+) -> Prepared:
+    """Write train.jsonl, a file for each benchmark, split.json and contamination.json to `out`.
+
+    A file that already has its content is not touched; every benchmark of the split is written, so that the split's
+    identity does not depend on which are asked for.
+
+    Args:
+        experiment_benchmark: `mbpp` or `toy`.
+        data_seed: seed of generated problems; MBPP ignores it.
+        benchmarks: those the caller will score, for the check that the split has them.
+        out: folder, made if absent.
+        mbpp: local copy of MBPP, or None for the hub.
+        mbpp_plus: local copy of MBPP+, or None for EvalPlus's download.
+
+    Raises:
+        InputError: an unknown benchmark, or a file that is missing or wrong.
+        MachineError: a source that cannot be reached.
+    """
+    for name in benchmarks:
+        if name not in BENCHMARKS or BENCHMARKS[name].training != experiment_benchmark:
+            known = [b.name for b in BENCHMARKS.values() if b.training == experiment_benchmark]
+            raise InputError(
+                "benchmark", name, f"the split of {experiment_benchmark} has no such part", f"use one of {known}"
+            )
+    parts = _load_parts(experiment_benchmark, data_seed, mbpp, mbpp_plus)
+    texts = {"train": _jsonl(parts.train)} | {n: _jsonl(ps) for n, ps in parts.benchmarks.items()}
+    split = parts.split.replace(problems={n: hashlib.sha256(t.encode()).hexdigest() for n, t in texts.items()})
+    for name, text in texts.items():
+        _write_if_changed(out / f"{name}.jsonl", text)
+    for name, record in (("split", split), ("contamination", parts.contamination)):
+        text = json.dumps(record.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False) + "\n"
+        _write_if_changed(out / f"{name}.json", text)
+    return Prepared(
+        split=split,
+        split_sha256=split.identity,
+        train=str(out / "train.jsonl"),
+        benchmarks={n: str(out / f"{n}.jsonl") for n in parts.benchmarks},
+        revisions=parts.revisions,
+        contamination=parts.contamination,
+    )
+
+
+def load_benchmark(
+    name: str, mbpp: str | None = None, mbpp_plus: str | None = None, data_seed: int = 0
+) -> list[Problem]:
+    """Return a benchmark's problems, ascending by number, without writing anything.
+
+    Raises:
+        InputError: no such benchmark, or a file that is missing or wrong.
+        MachineError: a source that cannot be reached.
+    """
+    if name not in BENCHMARKS:
+        raise InputError("benchmark", name, "unknown", f"use one of {', '.join(BENCHMARKS)}")
+    if name == "mbpp_plus":
+        return list(load_mbpp_plus(mbpp_plus).problems)
+    return list(_load_parts(BENCHMARKS[name].training, data_seed, mbpp, mbpp_plus).benchmarks[name])
+
+
+def load_split(mbpp: str | None = None, mbpp_plus: str | None = None) -> Split:
+    """Return MBPP's partition (`ablation split`)."""
+    return _load_mbpp(load_mbpp(mbpp), load_mbpp_plus(mbpp_plus)).split
+
+
+def read_problems(path: Path | str) -> list[Problem]:
+    """Read a file of problems that `write_problems` or `prepare` wrote.
+
+    Raises:
+        InputError: the file is missing, or a line is not a problem.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError("problems", path, "no such file", "run the split first")
+    with path.open(encoding="utf-8") as f:
+        try:
+            return [Problem.model_validate(json.loads(line)) for line in f if line.strip()]
+        except ValueError as error:
+            raise InputError("problems", path, f"not a file of problems ({error})", "run the split again") from error
+
+
+def write_problems(path: Path, problems: Sequence[Problem]) -> None:
+    """Write problems one a line; inputs are kept as stored, infinities included."""
+    _write_if_changed(path, _jsonl(problems))
+
+
+def _load_parts(benchmark: str, data_seed: int, mbpp: str | None, mbpp_plus: str | None) -> _Parts:
+    if benchmark == "mbpp":
+        return _load_mbpp(load_mbpp(mbpp), load_mbpp_plus(mbpp_plus))
+    if benchmark == "toy":
+        return _load_toy(data_seed)
+    raise InputError("benchmark", benchmark, "unknown training benchmark", "use mbpp or toy")
+
+
+def _load_mbpp(mbpp: Loaded, plus: Loaded) -> _Parts:
+    split = split_mbpp(
+        mbpp.problems,
+        plus.problems,
+        {n: Source(sha256=s.sha256, rows=len(s.problems)) for n, s in (("mbpp", mbpp), ("mbpp_plus", plus))},
+    )
+    by_number = {p.number: p for p in mbpp.problems}
+    train, plus_originals, test = (
+        tuple(by_number[i] for i in ids) for ids in (split.ids.train, split.ids.plus, split.ids.test)
+    )
+    return _Parts(
+        train=train,
+        benchmarks={"mbpp_plus": plus.problems, "mbpp_test276": test},
+        split=split,
+        contamination=find_contamination(train, {"mbpp_plus": plus_originals, "mbpp_test276": test}),
+        revisions={"mbpp": mbpp.revision, "mbpp_plus": plus.revision},
+    )
+
+
+def _load_toy(data_seed: int) -> _Parts:
+    from evaluation.problems import toy
+
+    made = toy.generate(data_seed)
+    train, held_out = tuple(made.train), tuple(made.held_out)
+    ids = Ids(train=tuple(p.number for p in train), plus=tuple(p.number for p in held_out), test=())
+    content = hashlib.sha256(_jsonl((*train, *held_out)).encode()).hexdigest()
+    return _Parts(
+        train=train,
+        benchmarks={"toy_plus": held_out},
+        split=build_split(
+            ids, num_canonical_test=0, sources={"toy": Source(sha256=content, rows=len(train) + len(held_out))}
+        ),
+        contamination=find_contamination(train, {"toy_plus": held_out}),
+        revisions={"toy": f"seed {data_seed} sha256:{content}"},
+    )
+
+
+def _jsonl(problems: Sequence[Problem]) -> str:
+    # Infinities of 404's inputs rule out strict JSON; Python reads them back.
+    return "".join(json.dumps(p.model_dump(), ensure_ascii=False) + "\n" for p in problems)
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    if not (path.is_file() and path.read_text(encoding="utf-8") == text):
+        write_text(path, text)
