@@ -4,12 +4,15 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+
+from evaluation.errors import InputError
 
 PARTIAL = ".partial"
 """Suffix of everything half-written; readers skip it, writers may delete it."""
@@ -18,7 +21,7 @@ PARTIAL = ".partial"
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` so that a kill leaves the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}")
     with partial.open("w", encoding="utf-8") as f:
         f.write(text)
         f.flush()
@@ -30,25 +33,43 @@ def write_json(path: Path, value: Any) -> None:
     """Write a record or plain value as indented JSON; NaN is refused (use strings)."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", by_alias=True)
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, _dumps(value, indent=1) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[BaseModel | dict[str, Any]]) -> None:
     """Write one JSON object a line."""
-    lines = (
-        json.dumps(r.model_dump(mode="json") if isinstance(r, BaseModel) else r, ensure_ascii=False, allow_nan=False)
-        for r in rows
-    )
+    lines = (_dumps(r.model_dump(mode="json", by_alias=True) if isinstance(r, BaseModel) else r) for r in rows)
     write_text(path, "".join(line + "\n" for line in lines))
 
 
+def _dumps(value: Any, indent: int | None = None) -> str:
+    """Return readable JSON; escaped where a lone surrogate (a hostile program's) has no UTF-8 form."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    return text
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read the complete lines of a JSONL file; a last line cut by a kill is left out."""
+    """Read the complete lines of a JSONL file; a last line cut by a kill is left out.
+
+    Raises:
+        InputError: a complete line is not a JSON object.
+    """
     rows = []
-    with path.open(encoding="utf-8") as f:
-        for line in f:
-            if line.endswith("\n") and line.strip():
-                rows.append(json.loads(line))
+    with path.open("rb") as f:
+        for number, line in enumerate(f, 1):
+            if not line.endswith(b"\n") or not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as e:
+                raise InputError(path.name, f"line {number}", f"not JSON ({e})", f"mend or remove {path}") from e
+            if not isinstance(row, dict):
+                raise InputError(path.name, f"line {number}", "not a JSON object", f"mend or remove {path}")
+            rows.append(row)
     return rows
 
 

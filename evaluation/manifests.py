@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 
+from evaluation.errors import InputError
 from evaluation.files import PARTIAL, sha256_file, write_json
 from evaluation.records import Record
 
@@ -25,11 +26,18 @@ class Revisions(Record):
 
 
 class FileEntry(Record):
-    """One file of a folder, its path relative to the manifest."""
+    """One file of a folder, its path relative to the manifest and never outside of its folder."""
 
     path: str
     sha256: str
     size_bytes: int
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        if not path or path.startswith("/") or "\\" in path or {"", ".", ".."} & set(path.split("/")):
+            raise ValueError(f"path={path}: leads out of its folder; list files by relative paths")
+        return path
 
 
 class Manifest(Record):
@@ -66,12 +74,14 @@ def list_files(folder: Path) -> Iterator[Path]:
     """Yield the files that a manifest lists: all but itself and half-written ones, ascending by relative path.
 
     Raises:
-        ValueError: a symbolic link to a folder, which copying would drop without a word.
+        InputError: a link to a folder or to nothing, which copying would drop without a word.
     """
     for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).as_posix()):
-        if path.is_symlink() and path.is_dir():
-            raise ValueError(f"{path}: a linked folder cannot be published; copy it")
-        if path.is_file() and path.name != MANIFEST and not path.name.endswith(PARTIAL):
+        if any(part.endswith(PARTIAL) for part in path.relative_to(folder).parts):
+            continue
+        if path.is_symlink() and not path.is_file():
+            raise InputError("folder", path, "a linked folder or a broken link cannot be published", "copy the files")
+        if path.is_file() and path != folder / MANIFEST:
             yield path
 
 
@@ -96,9 +106,17 @@ def write_manifest(folder: Path, kind: str, provenance: Provenance) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a local folder, or None if there is none (the folder is not whole)."""
+    """Return the manifest of a local folder, or None if there is no readable one (the folder is not whole)."""
     path = folder / MANIFEST
-    return Manifest.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return parse_manifest(path.read_bytes()) if path.is_file() else None
+
+
+def parse_manifest(raw: bytes) -> Manifest | None:
+    """Return the manifest in these bytes, or None if they are damaged: a damaged manifest vouches for nothing."""
+    try:
+        return Manifest.model_validate_json(raw)
+    except ValidationError:
+        return None
 
 
 def is_complete(folder: Path) -> bool:

@@ -14,7 +14,7 @@ class Protocol(Record):
     """A key of `evaluation.problems.BENCHMARKS`: `mbpp_plus`, `mbpp_test276`, `toy_plus`."""
     n: int = Field(ge=1)
     """Samples a problem."""
-    temperature: float = Field(ge=0)
+    temperature: float = Field(ge=0, allow_inf_nan=False)
     """0 draws greedily."""
     top_p: float = Field(gt=0, le=1)
     max_new_tokens: int = Field(ge=1)
@@ -24,7 +24,7 @@ class Protocol(Record):
     """Draws are a function of (seed, checkpoint-independent problem id, index)."""
     ks: tuple[int, ...] = ()
     """Reported k; empty means 1, 2, 4, ... and n."""
-    num_problems: int | None = None
+    num_problems: int | None = Field(default=None, ge=1)
     """Score only the first so many problems (ids ascending); None scores all."""
 
     @model_validator(mode="after")

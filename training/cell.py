@@ -21,7 +21,7 @@ class Replay(Record):
     version: Literal["hard_cooldown/1"] = "hard_cooldown/1"
     rule: Literal["hard_cooldown", "hard", "uniform"] = "hard_cooldown"
     """`hard` drops the cooldown, `uniform` also the weights."""
-    weight: float = Field(default=0.1, gt=0)
+    weight: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     """lambda: loss = GRPO loss + lambda x mean-token NLL of the drawn completions."""
     draws: int = Field(default=128, ge=1)
     """Rollouts replayed a step."""
@@ -113,7 +113,7 @@ MODELS: dict[str, Model] = {
 BENCHMARKS = ("mbpp", "toy")
 """Tokens of the training benchmark in a cell's name."""
 
-_LR = re.compile(r"lr(\d+)(?:p(\d+))?e(\d+)")
+_LR = re.compile(r"lr([0-9]+)(?:p([0-9]+))?e([0-9]{1,3})")
 
 
 def format_lr(lr: float) -> str:
@@ -160,7 +160,7 @@ class CellName(Record):
                 )
             parts[field], rest = found, rest[len(found) + 1 :]
         lr, _, seed = rest.partition("_s")
-        if _ and not (seed.isdigit() and int(seed) > 0 and seed == str(int(seed))):
+        if _ and not re.fullmatch("[1-9][0-9]{0,8}", seed):
             raise InputError(
                 "cell", name, f"'{seed}' is not a seed", "end the name with _s1, _s2, ...; seed 0 has no ending"
             )
@@ -171,24 +171,24 @@ class CellName(Record):
 
 
 class Grpo(Record):
-    """The GRPO objective and optimiser, verl's defaults made explicit (spec A; facts behind each in docs/training.md)."""
+    """The GRPO objective and optimiser: verl's defaults made explicit (spec A; reasons in docs/training.md)."""
 
     prompts_per_step: int = Field(default=64, ge=1)
     rollouts_per_prompt: int = Field(default=8, ge=2)
     """A group; the advantage is relative to it, so one rollout has none."""
     max_new_tokens: int = Field(default=3072, ge=1)
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    beta: float = Field(default=0.0, ge=0)
+    beta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """KL weight; 0 loads no reference model."""
     loss_type: Literal["dapo"] = "dapo"
     """Token mean over all completions of the optimizer step."""
     scale_rewards: Literal["group", "none"] = "group"
-    epsilon: float = 0.2
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
+    epsilon: float = Field(default=0.2, gt=0, lt=1)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     lr_schedule: Literal["constant"] = "constant"
     warmup_steps: Literal[0] = 0
     mask_truncated: Literal[False] = False
@@ -230,14 +230,19 @@ class Cell(Record):
             raise ValueError(
                 f"stride={self.stride}: longer than the run of {self.steps} steps; use at most {self.steps}"
             )
-        if bool(self.terms) != bool(ARMS[self.arm].terms):
+        if (self.benchmark == "toy") != (MODELS[self.model].rendering == "plain"):
+            raise ValueError(
+                f"model={self.model}: cannot be prompted for the benchmark {self.benchmark}; use a model made for it"
+            )
+        if len(self.terms) != len(ARMS[self.arm].terms):
             raise ValueError(
                 f"terms={len(self.terms)}: the arm {self.arm} has {len(ARMS[self.arm].terms)}; use the arm's own terms"
             )
         for mine, declared in zip(self.terms, ARMS[self.arm].terms, strict=True):
             if (mine.rule, mine.weight) != (declared.rule, declared.weight):
                 raise ValueError(
-                    f"terms={mine.rule}/{mine.weight}: the arm {self.arm} is {declared.rule}/{declared.weight}; name another arm"
+                    f"terms={mine.rule}/{mine.weight}: the arm {self.arm} is {declared.rule}/{declared.weight}; "
+                    "name another arm"
                 )
         return self
 
@@ -284,11 +289,15 @@ class Identity(Record):
 
     def differences(self, found: Manifest) -> list[str]:
         """Return `field: asked -> found` for every leaf in which a stored manifest differs, for the refusal."""
-        mine = _leaves(self.model_dump(mode="json"))
-        theirs = _leaves(found.model_dump(mode="json", include=set(type(self).model_fields)))
-        return [
-            f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in sorted({*mine, *theirs}) if mine.get(k) != theirs.get(k)
-        ]
+        return differences(self.model_dump(mode="json"), found)
+
+
+def differences(asked: dict[str, object], found: Manifest) -> list[str]:
+    """Return `field: asked -> found` for every leaf of an identity in which a stored manifest differs."""
+    fields = set(Identity.model_fields)
+    mine = _leaves({k: v for k, v in asked.items() if k in fields})
+    theirs = _leaves(found.model_dump(mode="json", include=fields))
+    return [f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in sorted({*mine, *theirs}) if mine.get(k) != theirs.get(k)]
 
 
 def _leaves(value: object, path: str = "") -> dict[str, object]:

@@ -23,7 +23,7 @@ class Experiment(Record):
     """Token of the training benchmark: `mbpp` or `toy`."""
     data_seed: int = 0
     """Seed of generated problems (`toy` only)."""
-    num_training_problems: int
+    num_training_problems: int = Field(ge=1)
     arms: tuple[str, ...]
     lrs: tuple[float, ...]
     num_seeds: int = Field(default=1, ge=1)
@@ -31,7 +31,7 @@ class Experiment(Record):
     stride: int
     replay_draws: int = 128
     grpo: Grpo = Grpo()
-    protocols: tuple[Protocol, ...]
+    protocols: tuple[Protocol, ...] = Field(min_length=1)
     """The first is the primary one: the finding rests on it."""
     criterion: Criterion
     needs_gpu: bool
@@ -39,7 +39,9 @@ class Experiment(Record):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        self.cells()
+        names = [c.name for c in self.cells()]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"cells={twice[0]}: planned twice; name every arm and rate once")
         return self
 
     def cells(

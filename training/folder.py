@@ -116,7 +116,7 @@ def numbered(folder: Path, prefix: str) -> list[int]:
     """Return the N of every `<prefix>N` folder that has a manifest, in numeric order."""
     if not folder.is_dir():
         return []
-    pattern = re.compile(re.escape(prefix) + r"(\d+)")
+    pattern = re.compile(re.escape(prefix) + "(0|[1-9][0-9]*)")
     found = (pattern.fullmatch(p.name) for p in folder.iterdir() if not p.name.endswith(PARTIAL))
     return sorted(int(m[1]) for m in found if m and (folder / m[0] / MANIFEST).is_file())
 

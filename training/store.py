@@ -6,99 +6,20 @@ of another identity is never overwritten. Does not guarantee: anything about fil
 """
 
 import re
-import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, Protocol
-from urllib.parse import unquote, urlparse
+from typing import Literal
+from urllib.parse import quote, unquote
 
 from pydantic import Field
 
 from evaluation.errors import InputError, MachineError
-from evaluation.files import PARTIAL, sha256_file
-from evaluation.manifests import MANIFEST, Manifest, is_complete, read_manifest
+from evaluation.files import sha256_file
+from evaluation.manifests import MANIFEST, Manifest, is_complete, list_files, parse_manifest, read_manifest
 from evaluation.records import Record
-from training.cell import Identity
-
-
-class Backend(Protocol):
-    """What a storage system must do; everything else is built on it."""
-
-    def put(self, local: Path, key: str) -> None:
-        """Store a file under `key`, whole or not at all."""
-        ...
-
-    def read(self, key: str) -> bytes | None:
-        """Return the bytes, or None if there is no such file."""
-        ...
-
-    def sha256(self, key: str) -> str:
-        """Return the hash of the bytes as stored."""
-        ...
-
-    def get(self, key: str, local: Path) -> None:
-        """Copy a stored file to a local path."""
-        ...
-
-    def list(self, folder: str) -> dict[str, int]:
-        """Return {path relative to folder: size} of every file below it; empty if there is none."""
-        ...
-
-    def folders(self, folder: str) -> list[str]:
-        """Return the names directly below `folder` that hold files."""
-        ...
-
-    def remove(self, key: str) -> None:
-        """Delete a file; a missing one is no error."""
-        ...
-
-
-class LocalBackend:
-    """A directory; every write goes to another name first."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def put(self, local: Path, key: str) -> None:
-        """Copy and rename."""
-        target = self.root / key
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + PARTIAL)
-        shutil.copyfile(local, partial)
-        partial.replace(target)
-
-    def read(self, key: str) -> bytes | None:
-        """Read the whole file."""
-        try:
-            return (self.root / key).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def sha256(self, key: str) -> str:
-        """Hash the file on disk."""
-        return sha256_file(self.root / key)
-
-    def get(self, key: str, local: Path) -> None:
-        """Copy and rename."""
-        local.parent.mkdir(parents=True, exist_ok=True)
-        partial = local.with_name(local.name + PARTIAL)
-        shutil.copyfile(self.root / key, partial)
-        partial.replace(local)
-
-    def list(self, folder: str) -> dict[str, int]:
-        """Walk the folder."""
-        top = self.root / folder
-        found = (p for p in top.rglob("*") if p.is_file() and not p.name.endswith(PARTIAL)) if top.is_dir() else ()
-        return {p.relative_to(top).as_posix(): p.stat().st_size for p in found}
-
-    def folders(self, folder: str) -> list[str]:
-        """Names of sub-directories."""
-        top = self.root / folder
-        return sorted(p.name for p in top.iterdir() if p.is_dir()) if top.is_dir() else []
-
-    def remove(self, key: str) -> None:
-        """Unlink."""
-        (self.root / key).unlink(missing_ok=True)
+from training.backends import Backend, LocalBackend
+from training.cell import Identity, differences
 
 
 class Fault(Record):
@@ -126,13 +47,17 @@ class Store:
 
     def manifest(self, rel: str) -> Manifest | None:
         """Return the manifest of a complete folder (names and sizes agree), else None."""
-        raw = self.backend.read(f"{rel}/{MANIFEST}")
-        if raw is None:
+        manifest = self._claim(rel)
+        if manifest is None:
             return None
-        manifest = Manifest.model_validate_json(raw)
         listed = self.backend.list(rel)
         listed.pop(MANIFEST, None)
         return manifest if listed == {f.path: f.size_bytes for f in manifest.files} else None
+
+    def _claim(self, rel: str) -> Manifest | None:
+        """Return what the folder says it is, whole or not: enough to refuse another run's, not to trust its files."""
+        raw = self.backend.read(f"{rel}/{MANIFEST}")
+        return parse_manifest(raw) if raw is not None else None
 
     def has(self, rel: str) -> bool:
         """True when the folder is complete."""
@@ -149,12 +74,12 @@ class Store:
         manifest = read_manifest(local)
         if manifest is None or not is_complete(local):
             raise ValueError(f"{local}: not a whole folder (manifest and listing differ); it will be made again")
+        claim = self._claim(rel)
+        if claim is not None and claim.fingerprint != manifest.fingerprint:
+            raise _other(rel, self.url, differences(manifest.model_dump(mode="json"), claim))
         there = self.manifest(rel)
-        if there is not None:
-            if there.fingerprint != manifest.fingerprint:
-                raise _other(rel, self.url, f"fingerprint {manifest.fingerprint} -> {there.fingerprint}")
-            if {f.path: f.sha256 for f in there.files} == {f.path: f.sha256 for f in manifest.files}:
-                return False
+        if there is not None and there.files == manifest.files:
+            return False
         self.backend.remove(f"{rel}/{MANIFEST}")  # from here to the last line the folder is not complete
         stored = self.backend.list(rel)
         for extra in stored.keys() - {f.path for f in manifest.files}:
@@ -176,13 +101,17 @@ class Store:
     def fetch(self, rel: str, local: Path) -> Path:
         """Download a complete folder, check every hash, and return its local path; what is there already is kept.
 
+        Files of an earlier fetch that the folder no longer has are removed: a loader would mix them in.
+
         Raises:
             FileNotFoundError: the folder is not complete in the store.
+            InputError: the local folder holds files that no fetch put there.
             OSError: a downloaded file has another hash than its manifest says.
         """
         manifest = self.manifest(rel)
         if manifest is None:
             raise FileNotFoundError(f"{self.url}/{rel}: no complete folder")
+        _make_room(local, manifest)
         for f in manifest.files:
             target = local / f.path
             if not (target.is_file() and target.stat().st_size == f.size_bytes and sha256_file(target) == f.sha256):
@@ -197,8 +126,8 @@ class Store:
         return self.backend.read(rel)
 
     def numbered(self, rel: str, prefix: str) -> list[int]:
-        """Return the N of every complete `<rel>/<prefix>N`, in numeric order (never by text, never by a shared prefix)."""
-        pattern = re.compile(re.escape(prefix) + r"(\d+)")
+        """Return the N of every complete `<rel>/<prefix>N`, in numeric order (never by text or shared prefix)."""
+        pattern = re.compile(re.escape(prefix) + "(0|[1-9][0-9]*)")
         found = (pattern.fullmatch(name) for name in self.backend.folders(rel))
         return sorted(int(m[1]) for m in found if m and self.has(f"{rel}/{m[0]}"))
 
@@ -206,11 +135,11 @@ class Store:
         """Refuse a stored folder of another identity, with the fields that differ.
 
         Raises:
-            InputError: the folder is complete and its fingerprint is not `identity.fingerprint`.
+            InputError: the folder says that it is another's: its fingerprint is not `identity.fingerprint`.
         """
-        found = self.manifest(rel)
+        found = self._claim(rel)
         if found is not None and found.fingerprint != identity.fingerprint:
-            raise _other(rel, self.url, "; ".join(identity.differences(found)[:4]) or "fingerprint differs")
+            raise _other(rel, self.url, identity.differences(found))
 
     def check_writable(self) -> None:
         """Write and read back a small file.
@@ -218,11 +147,11 @@ class Store:
         Raises:
             MachineError: the store cannot be written.
         """
-        probe = Path(__file__)
+        probe, key = Path(__file__), f".probe-{uuid.uuid4().hex}"
         try:
-            self.backend.put(probe, ".probe")
-            same = self.backend.sha256(".probe") == sha256_file(probe)
-            self.backend.remove(".probe")
+            self.backend.put(probe, key)
+            same = self.backend.sha256(key) == sha256_file(probe)
+            self.backend.remove(key)
         except OSError as e:
             raise MachineError(
                 "store", self.url, f"cannot be written ({e.strerror or e})", "give a writable --store URL"
@@ -241,7 +170,7 @@ class Store:
         return Verification(ok=not faults, folders=count, problems=tuple(faults))
 
     def _folders(self) -> Iterator[str]:
-        """Every folder that should have a manifest: those that do, and the planned kinds that do not."""
+        """Yield every folder that has or should have a manifest."""
         seen = set()
         for path in self.backend.list(""):
             parts = path.split("/")
@@ -250,14 +179,22 @@ class Store:
                 seen.add(rel)
                 yield rel
 
+    def _is_open(self, rel: str) -> bool:
+        """True for the logs and rollouts of a cell that has not ended: neither has its manifest yet."""
+        cell, _, name = rel.rpartition("/")
+        other = {"logs": "rollouts", "rollouts": "logs"}.get(name)
+        return other is not None and self.backend.read(f"{cell}/{other}/{MANIFEST}") is None
+
     def _verify_folder(self, rel: str) -> list[Fault]:
         raw, listed = self.backend.read(f"{rel}/{MANIFEST}"), self.backend.list(rel)
         listed.pop(MANIFEST, None)
         if raw is None:
-            if rel.rsplit("/", 1)[-1] in {"logs", "rollouts"}:
+            if self._is_open(rel):
                 return []
             return [Fault(path=rel, kind="no_manifest", detail=f"{len(listed)} files without a manifest")]
-        faults, manifest = [], Manifest.model_validate_json(raw)
+        faults, manifest = [], parse_manifest(raw)
+        if manifest is None:
+            return [Fault(path=rel, kind="no_manifest", detail="the manifest is damaged")]
         for f in manifest.files:
             size = listed.pop(f.path, None)
             if size is None:
@@ -274,7 +211,7 @@ class Store:
 
 
 def _depth(parts: list[str]) -> int:
-    """How many leading parts of a file's path name its manifest folder (contracts: Files in a store); 0 if none does."""
+    """Return how many leading parts of a file's path name its manifest folder; 0 if none does."""
     if parts[0] == "reports":
         return 2 if len(parts) > 2 else 0
     if len(parts) > 4 and parts[1] == "scores":
@@ -286,9 +223,27 @@ def _depth(parts: list[str]) -> int:
     return 0
 
 
-def _other(rel: str, url: str, difference: str) -> InputError:
+def _make_room(local: Path, manifest: Manifest) -> None:
+    """Remove what an earlier fetch left in `local` and `manifest` does not list; refuse anybody else's files."""
+    if not local.is_dir():
+        return
+    ours = (local / MANIFEST).is_file()
+    listed = {f.path for f in manifest.files}
+    for path in [p for p in list_files(local) if p.relative_to(local).as_posix() not in listed]:
+        if not ours:
+            raise InputError("folder", local, f"holds {path.name}, which was not fetched", "give an empty folder")
+        path.unlink()
+    (local / MANIFEST).unlink(missing_ok=True)  # whatever comes next, a kill must not leave a manifest over a mixture
+
+
+def _other(rel: str, url: str, differing: list[str]) -> InputError:
+    found = "; ".join(differing[:4]) or "its fingerprint differs"
+    more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
     return InputError(
-        "store", f"{url}/{rel}", f"holds another run ({difference})", "use another --store, or ask for what is there"
+        "store",
+        f"{url}/{rel}",
+        f"holds another run (asked -> found: {found}{more})",
+        "use another --store, or ask for what is there",
     )
 
 
@@ -298,8 +253,14 @@ def open_store(url: str) -> Store:
     Raises:
         InputError: a scheme that is not served.
     """
-    parsed = urlparse(url)
-    if parsed.scheme in {"", "file"}:
-        root = Path(unquote(parsed.path)).expanduser().absolute()
-        return Store(root.as_uri(), LocalBackend(root))
-    raise InputError("store", url, f"scheme '{parsed.scheme}' is not served yet", "use file:///path")
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "file", quote(url)
+    if scheme != "file":
+        raise InputError("store", url, f"scheme '{scheme}' is not served yet", "use file:///path")
+    if separator and not rest.startswith("/"):
+        raise InputError("store", url, "a file URL has three slashes and a full path", "use file:///path")
+    if not rest:
+        raise InputError("store", url, "is empty", "use file:///path")
+    root = Path(unquote(rest)).expanduser().absolute()
+    return Store(root.as_uri(), LocalBackend(root))

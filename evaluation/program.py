@@ -1,0 +1,116 @@
+"""Modules run as programs: every failure is one line on stderr and one exit code (contracts: exit codes)."""
+
+import errno
+import json
+import logging
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from evaluation.errors import AblationError, InputError, MachineError
+
+INTERNAL, STOPPED = 70, 75
+
+_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+_FIXES = {
+    "missing": "add it",
+    "extra_forbidden": "remove it; unknown keys are refused",
+    "json_invalid": "mend the JSON",
+    "int_parsing": "use a whole number",
+    "int_from_float": "use a whole number",
+    "int_type": "use a whole number",
+    "float_parsing": "use a number",
+    "float_type": "use a number",
+    "finite_number": "use a finite number",
+    "bool_parsing": "use true or false",
+}
+
+_BOUNDS = {
+    "greater_than": ("gt", "use more than {}"),
+    "greater_than_equal": ("ge", "use {} or more"),
+    "less_than": ("lt", "use less than {}"),
+    "less_than_equal": ("le", "use {} or less"),
+    "literal_error": ("expected", "use {}"),
+    "too_short": ("min_length", "give at least {}"),
+}
+
+_OURS = re.compile(r"(\w[\w.-]*)=(.*?): (.*); (.*)", re.DOTALL)
+"""The form `FIELD=VALUE: reason; what to do` of our own validators' messages."""
+
+
+def explain(error: ValidationError) -> InputError:
+    """Turn the first complaint of a record's validation into the one line a person can act on."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InputError):
+        return cause
+    if isinstance(cause, ValidationError):
+        return explain(cause)
+    if cause is not None and (ours := _OURS.fullmatch(str(cause))):
+        return InputError(*ours.groups())
+    kind = first["type"]
+    field = ".".join(str(part) for part in first["loc"]) or error.title
+    key, form = _BOUNDS.get(kind, ("", ""))
+    fix = form.format(first.get("ctx", {}).get(key)) if form else _FIXES.get(kind, "correct it")
+    value = "" if kind == "missing" else shorten(first["input"])
+    return InputError(field, value, re.sub("^(Input|Value error,) *", "", first["msg"]), fix)
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """Return a value as a person wrote it, cut to `limit` characters: an error line is no place for a file."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def as_ablation_error(error: Exception) -> AblationError | None:
+    """Return the failure a person can act on that `error` stands for; None for an internal error."""
+    if isinstance(error, AblationError):
+        return error
+    if isinstance(error, ValidationError):
+        return explain(error)
+    if isinstance(error, OSError) and error.errno in _MACHINE:
+        return MachineError(
+            "path", error.filename or "?", error.strerror or "refused", "free space, or choose another place"
+        )
+    return None
+
+
+def describe(error: BaseException) -> tuple[str, int]:
+    """Return the text after `error: ` (one line) and the exit code of a failure."""
+    if isinstance(error, KeyboardInterrupt):
+        return "signal=INT or TERM: stopped; the same command goes on from here", STOPPED
+    known = as_ablation_error(error) if isinstance(error, Exception) else None
+    if known is not None:
+        return " ".join(str(known).split()), known.exit_code
+    text = f"internal={type(error).__name__}: {shorten(str(error), 300) or 'no message'}; "
+    return text + "run it again with --debug for the traceback", INTERNAL
+
+
+def run_program(main: Callable[[], int], *, debug: bool = False) -> int:
+    """Run `main` with SIGTERM as an interrupt, and return its exit code or that of its failure, told in one line.
+
+    The whole traceback is printed with `debug` only; otherwise it goes to the log at level DEBUG.
+    """
+    try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:
+        logging.getLogger(__name__).debug("not the main thread: SIGTERM is left as it is")
+    try:
+        return main()
+    except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  the outermost edge: whatever it is, told once
+        return tell(e, debug=debug)
+
+
+def tell(error: BaseException, *, debug: bool = False) -> int:
+    """Write the one line of a failure to stderr and return its exit code."""
+    if debug:
+        traceback.print_exception(error)
+    line, code = describe(error)
+    sys.stderr.write(f"error: {line}\n")
+    return code

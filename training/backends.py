@@ -1,0 +1,87 @@
+"""Storage systems behind the store: a handful of operations on keys, each whole or not done at all."""
+
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from evaluation.files import PARTIAL, sha256_file
+
+
+class Backend(Protocol):
+    """What a storage system must do; everything else is built on it."""
+
+    def put(self, local: Path, key: str) -> None:
+        """Store a file under `key`, whole or not at all."""
+        ...
+
+    def read(self, key: str) -> bytes | None:
+        """Return the bytes, or None if there is no such file."""
+        ...
+
+    def sha256(self, key: str) -> str:
+        """Return the hash of the bytes as stored."""
+        ...
+
+    def get(self, key: str, local: Path) -> None:
+        """Copy a stored file to a local path."""
+        ...
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names directly below `folder` that hold files."""
+        ...
+
+    def list(self, folder: str) -> dict[str, int]:
+        """Return {path relative to folder: size} of every file below it; empty if there is none."""
+        ...
+
+    def remove(self, key: str) -> None:
+        """Delete a file; a missing one is no error."""
+        ...
+
+
+class LocalBackend:
+    """A directory; every write goes to another name first."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def put(self, local: Path, key: str) -> None:
+        """Copy and rename."""
+        target = self.root / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(target.name + PARTIAL)
+        shutil.copyfile(local, partial)
+        partial.replace(target)
+
+    def read(self, key: str) -> bytes | None:
+        """Read the whole file."""
+        try:
+            return (self.root / key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def sha256(self, key: str) -> str:
+        """Hash the file on disk."""
+        return sha256_file(self.root / key)
+
+    def get(self, key: str, local: Path) -> None:
+        """Copy and rename."""
+        local.parent.mkdir(parents=True, exist_ok=True)
+        partial = local.with_name(local.name + PARTIAL)
+        shutil.copyfile(self.root / key, partial)
+        partial.replace(local)
+
+    def folders(self, folder: str) -> list[str]:
+        """Names of sub-directories."""
+        top = self.root / folder
+        return sorted(p.name for p in top.iterdir() if p.is_dir()) if top.is_dir() else []
+
+    def list(self, folder: str) -> dict[str, int]:
+        """Walk the folder."""
+        top = self.root / folder
+        found = (p for p in top.rglob("*") if p.is_file() and not p.name.endswith(PARTIAL)) if top.is_dir() else ()
+        return {p.relative_to(top).as_posix(): p.stat().st_size for p in found}
+
+    def remove(self, key: str) -> None:
+        """Unlink."""
+        (self.root / key).unlink(missing_ok=True)
