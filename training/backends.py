@@ -57,7 +57,7 @@ class LocalBackend:
         """Read the whole file."""
         try:
             return (self.root / key).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
 
     def sha256(self, key: str) -> str:
