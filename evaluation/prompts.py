@@ -89,8 +89,7 @@ def resolve(model_dir: Path, *, name: str, rendering: str) -> PromptSpec:
     template = read_template(model_dir)
     if rendering == "chat" and template is None:
         raise InputError("prompt", "chat", f"{model_dir} has no chat template", "use --prompt docstring")
-    vocabulary = _read_special_tokens(model_dir)
-    eos = _text(_read_json(model_dir / "tokenizer_config.json").get("eos_token"))
+    vocabulary, eos = _read_tokens(model_dir)
     ids = _collect_ids(
         _eos_ids(_read_json(model_dir / "config.json")),
         _eos_ids(_read_json(model_dir / "generation_config.json")),
@@ -119,7 +118,7 @@ def check(spec: PromptSpec, tokenizer: Any, config: Any, generation_config: Any)
     Raises:
         InputError: another stop id or another template; training and evaluation would measure different things.
     """
-    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+    template = _default_template(tokenizer.chat_template)
     found = _collect_ids(
         _as_ids(getattr(tokenizer, "eos_token_id", None)),
         _as_ids(_config_value(config)),
@@ -196,10 +195,10 @@ def read_template(model_dir: Path) -> str | None:
         return jinja.read_text(encoding="utf-8")
     for file in ("chat_template.json", "tokenizer_config.json"):
         found = _read_json(model_dir / file).get("chat_template")
-        if isinstance(found, list):  # several, by name: transformers uses `default`
-            found = {t["name"]: t["template"] for t in found}.get("default")
-        if isinstance(found, str):
-            return found
+        if isinstance(found, list):
+            found = {t["name"]: t["template"] for t in found}
+        if found is not None:
+            return _default_template(found)
     return None
 
 
@@ -220,6 +219,11 @@ def _build(
             "template_sha256": _sha256(template) if rendering == "chat" and template is not None else None,
         }
     )
+
+
+def _default_template(template: Any) -> str | None:
+    """Return the template that transformers uses where a tokenizer has several, by name."""
+    return template.get("default") if isinstance(template, dict) else template
 
 
 def _chat_end_ids(rendering: str, template: str | None, vocabulary: Mapping[str, int]) -> list[int]:
@@ -249,11 +253,16 @@ def _eos_ids(config: Mapping[str, Any]) -> list[int]:
     return _as_ids(own if own is not None else (config.get("text_config") or {}).get("eos_token_id"))
 
 
-def _read_special_tokens(model_dir: Path) -> dict[str, int]:
-    """Return the ids of added tokens by text, from tokenizer.json and tokenizer_config.json."""
-    tokens = {t["content"]: int(t["id"]) for t in _read_json(model_dir / "tokenizer.json").get("added_tokens") or ()}
-    decoder = _read_json(model_dir / "tokenizer_config.json").get("added_tokens_decoder") or {}
-    return tokens | {_text(t) or "": int(i) for i, t in decoder.items()}
+def _read_tokens(model_dir: Path) -> tuple[dict[str, int], str | None]:
+    """Return the ids of added tokens and of the end token by text, and the end token's text."""
+    tokenizer, settings = _read_json(model_dir / "tokenizer.json"), _read_json(model_dir / "tokenizer_config.json")
+    tokens = {str(t["content"]): int(t["id"]) for t in tokenizer.get("added_tokens") or ()}
+    tokens |= {str(_text(t)): int(i) for i, t in (settings.get("added_tokens_decoder") or {}).items()}
+    eos = _text(settings.get("eos_token") or _read_json(model_dir / "special_tokens_map.json").get("eos_token"))
+    vocabulary = (tokenizer.get("model") or {}).get("vocab")
+    if eos is not None and eos not in tokens and isinstance(vocabulary, dict) and eos in vocabulary:
+        tokens[eos] = int(vocabulary[eos])
+    return tokens, eos
 
 
 def _text(token: Any) -> str | None:

@@ -125,7 +125,7 @@ def load_benchmark(
 
 def load_split(mbpp: str | None = None, mbpp_plus: str | None = None) -> Split:
     """Return MBPP's partition (`ablation split`)."""
-    return _load_mbpp(load_mbpp(mbpp), load_mbpp_plus(mbpp_plus)).split
+    return _split(load_mbpp(mbpp), load_mbpp_plus(mbpp_plus))
 
 
 def read_problems(path: Path | str) -> list[Problem]:
@@ -157,12 +157,13 @@ def _load_parts(benchmark: str, data_seed: int, mbpp: str | None, mbpp_plus: str
     raise InputError("benchmark", benchmark, "unknown training benchmark", "use mbpp or toy")
 
 
+def _split(mbpp: Loaded, plus: Loaded) -> Split:
+    sources = {n: Source(sha256=s.sha256, rows=len(s.problems)) for n, s in (("mbpp", mbpp), ("mbpp_plus", plus))}
+    return split_mbpp(mbpp.problems, plus.problems, sources)
+
+
 def _load_mbpp(mbpp: Loaded, plus: Loaded) -> _Parts:
-    split = split_mbpp(
-        mbpp.problems,
-        plus.problems,
-        {n: Source(sha256=s.sha256, rows=len(s.problems)) for n, s in (("mbpp", mbpp), ("mbpp_plus", plus))},
-    )
+    split = _split(mbpp, plus)
     by_number = {p.number: p for p in mbpp.problems}
     train, plus_originals, test = (
         tuple(by_number[i] for i in ids) for ids in (split.ids.train, split.ids.plus, split.ids.test)
