@@ -2,10 +2,10 @@
 
 import errno
 import json
-import logging
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 
@@ -93,24 +93,24 @@ def describe(error: BaseException) -> tuple[str, int]:
 
 
 def run_program(main: Callable[[], int], *, debug: bool = False) -> int:
-    """Run `main` with SIGTERM as an interrupt, and return its exit code or that of its failure, told in one line.
-
-    The whole traceback is printed with `debug` only; otherwise it goes to the log at level DEBUG.
-    """
-    try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:
-        logging.getLogger(__name__).debug("not the main thread: SIGTERM is left as it is")
+    """Run `main` with SIGTERM as an interrupt, and return its exit code or that of its failure, told in one line."""
+    stop_on_sigterm()
     try:
         return main()
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  the outermost edge: whatever it is, told once
-        return tell(e, debug=debug)
+        return tell(e, debug=debug)[1]
 
 
-def tell(error: BaseException, *, debug: bool = False) -> int:
-    """Write the one line of a failure to stderr and return its exit code."""
+def stop_on_sigterm() -> None:
+    """Make SIGTERM an interrupt like Ctrl-C, so that every `finally` runs (main thread only)."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def tell(error: BaseException, *, debug: bool = False) -> tuple[str, int]:
+    """Write the one line of a failure to stderr (after its traceback, with `debug`); return line and exit code."""
     if debug:
         traceback.print_exception(error)
     line, code = describe(error)
     sys.stderr.write(f"error: {line}\n")
-    return code
+    return line, code

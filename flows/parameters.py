@@ -1,7 +1,10 @@
 """The flow parameters: the same words in the Prefect form, in `ablation run` and in `ablation plan`."""
 
-from pydantic import Field
+from typing import Self
 
+from pydantic import Field, model_validator
+
+from evaluation.errors import InputError
 from evaluation.records import Record
 from flows.experiments import EXPERIMENTS
 from training.cell import Cell
@@ -26,6 +29,15 @@ class Parameters(Record):
     mbpp: str | None = None
     mbpp_plus: str | None = None
     gsm8k: str | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.experiment not in EXPERIMENTS:
+            raise InputError(
+                "experiment", self.experiment, "unknown experiment", f"use one of {', '.join(sorted(EXPERIMENTS))}"
+            )
+        _ = self.grid
+        return self
 
     @property
     def spec(self) -> Experiment:

@@ -162,14 +162,14 @@ class Store:
     def verify(self, progress: Callable[[str], None] | None = None) -> Verification:
         """Check every folder against its manifest, bytes included; open logs and rollouts are no fault."""
         faults, count = [], 0
-        for rel in self._folders():
+        for rel in self.folders():
             count += 1
             if progress:
                 progress(rel)
             faults += self._verify_folder(rel)
         return Verification(ok=not faults, folders=count, problems=tuple(faults))
 
-    def _folders(self) -> Iterator[str]:
+    def folders(self) -> Iterator[str]:
         """Yield every folder that has or should have a manifest."""
         seen = set()
         for path in self.backend.list(""):

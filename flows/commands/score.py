@@ -1,0 +1,113 @@
+"""`ablation score SAMPLES.jsonl --benchmark NAME`: judges anybody's samples in EvalPlus's format, both suites."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from evaluation.errors import InputError
+from evaluation.problems import BENCHMARKS, load_benchmark, read_problems
+from evaluation.records import Problem
+from flows.commands.answer import Answer, table
+from flows.commands.flags import add_data
+
+if TYPE_CHECKING:
+    from evaluation.scores import Score
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("samples", help="JSONL with task_id and exactly one of solution, completion")
+    parser.add_argument("--benchmark", required=True, help=", ".join(BENCHMARKS))
+    parser.add_argument("--problems", metavar="FILE", help="problems to judge by; default: the benchmark's own")
+    parser.add_argument("--out", metavar="DIR", help="default: the folder of the samples")
+    parser.add_argument("--k", metavar="K[,K]", help="default: 1, 2, 4, ... and n")
+    parser.add_argument("--workers", type=int, metavar="N", help="programs judged at a time; default: the cores")
+    parser.add_argument("--no-cache", action="store_true", help="judge again what was judged before")
+    parser.add_argument("--partial", action="store_true", help="score what is there, and say how much that is")
+    add_data(parser)
+
+
+def execute(args: argparse.Namespace) -> Answer:
+    """Judge, and answer with the score; exit 1 if a sample has no verdict."""
+    samples = Path(args.samples)
+    if not samples.is_file():
+        raise InputError("samples", samples, "no such file", "give a JSONL file of samples")
+    ks = parse_ks(args.k)
+    workers = len(os.sched_getaffinity(0)) if args.workers is None else args.workers
+    if workers < 1:
+        raise InputError("workers", workers, "nothing is judged by fewer than one", "use 1 or more")
+    problems = problems_of(args.benchmark, args.problems, args.mbpp, args.mbpp_plus)
+    out = Path(args.out) if args.out else samples.parent
+    from evaluation.scoring import score_samples
+
+    with tqdm(desc=f"judging {samples.name}", unit=" samples", disable=args.json) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        score = score_samples(
+            samples,
+            args.benchmark,
+            problems,
+            out,
+            ks=ks,
+            workers=workers,
+            partial=args.partial,
+            cache=None if args.no_cache else out / "judge_cache",
+            progress=progress,
+        )
+    return score_answer(score, out)
+
+
+def parse_ks(text: str | None) -> tuple[int, ...]:
+    """Return the k of `--k 1,10`, ascending; none means the protocol's own.
+
+    Raises:
+        InputError: not a list of whole numbers from 1.
+    """
+    if text is None:
+        return ()
+    if not re.fullmatch(r" *[1-9][0-9]{0,8} *(, *[1-9][0-9]{0,8} *)*", text):
+        raise InputError("k", text, "not a list of whole numbers from 1", "write --k 1,10")
+    return tuple(sorted({int(k) for k in text.split(",")}))
+
+
+def problems_of(benchmark: str, path: str | None, mbpp: str | None, mbpp_plus: str | None) -> list[Problem]:
+    """Return a benchmark's problems: from a file of ours, from the benchmark's own file, or from its home.
+
+    Raises:
+        InputError: no such benchmark or file, or a file that is not the benchmark's.
+        MachineError: a home that cannot be reached.
+    """
+    if benchmark not in BENCHMARKS:
+        raise InputError("benchmark", benchmark, "unknown", f"use one of {', '.join(BENCHMARKS)}")
+    if path is None:
+        return load_benchmark(benchmark, mbpp, mbpp_plus)
+    if not Path(path).is_file():
+        raise InputError("problems", path, "no such file", "give a file of problems")
+    with Path(path).open(encoding="utf-8", errors="replace") as f:
+        ours = '"problem_id"' in f.readline()
+    if ours:
+        return read_problems(path)
+    return (
+        load_benchmark(benchmark, mbpp, path)
+        if benchmark == "mbpp_plus"
+        else load_benchmark(benchmark, path, mbpp_plus)
+    )
+
+
+def score_answer(score: "Score", out: Path) -> Answer:
+    """Return the answer for a score: pass@k of each suite with its interval; exit 1 if the judge failed on a sample."""
+    suites = {"base": score.pass_at_k.base, "plus": score.pass_at_k.plus}
+    rows = [("suite", "k", "pass@k", "95 % interval")]
+    for suite, curve in suites.items():
+        rows += [(suite, k, f"{i.value:.4f}", f"{i.low:.4f} .. {i.high:.4f}") for k, i in (curve or {}).items()]
+    errors = score.outcomes["harness_error"]
+    told = ", ".join(f"{n} {word}" for word, n in score.outcomes.items())
+    text = f"{table(rows)}\n{score.num_problems} problems x {score.n}: {told}\nwritten to {out}"
+    return Answer.of(score, text, 1 if errors else 0)
