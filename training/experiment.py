@@ -39,6 +39,9 @@ class Experiment(Record):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        for arm in self.arms:
+            if arm not in ARMS:
+                raise ValueError(f"arm={arm}: unknown; use one of {', '.join(sorted(ARMS))}")
         names = [c.name for c in self.cells()]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"cells={twice[0]}: planned twice; name every arm and rate once")

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from training.cell import Cell, Identity
 class CellFile(Record):
     """`cell.json`: the identity of the cell in this folder, and what hashes to it."""
 
-    schema_: str = Field(default="cell/1", alias="schema")
+    schema_: Literal["cell/1"] = Field(default="cell/1", alias="schema")
     cell: Cell
     prompt: PromptSpec
     split_sha256: str
@@ -37,22 +37,21 @@ class CellFile(Record):
 class Runtime(Record):
     """`runtime.json`: where and how the cell runs. Nothing here can change a number in the report."""
 
-    schema_: str = Field(default="runtime/1", alias="schema")
+    schema_: Literal["runtime/1"] = Field(default="runtime/1", alias="schema")
     model_path: str
     """Local folder or hub repository of the base model."""
     model_revision: str | None = None
     problems_path: str
     """JSONL of training problems (`evaluation.records.Problem`)."""
     device: str = "cpu"
-    num_threads: int = 1
-    micro_batch: int = 64
+    num_threads: int = Field(default=1, ge=1)
+    micro_batch: int = Field(default=64, ge=1)
     """Completions a forward pass; the gradient does not depend on it beyond rounding."""
-    sampler: str = "transformers"
-    """`transformers` or `vllm`."""
-    judge_workers: int = 1
-    resume_every: int | None = None
+    sampler: Literal["transformers", "vllm"] = "transformers"
+    judge_workers: int = Field(default=1, ge=1)
+    resume_every: int | None = Field(default=None, ge=1)
     """Steps between resume states beside those at checkpoints; None saves at checkpoints only."""
-    keep_resume: int = 2
+    keep_resume: int = Field(default=2, ge=1)
 
 
 @dataclass(frozen=True)
@@ -124,9 +123,8 @@ def numbered(folder: Path, prefix: str) -> list[int]:
 class Result(Record):
     """`logs/result.json`: how a cell ended."""
 
-    schema_: str = Field(default="result/1", alias="schema")
-    end: str
-    """`finished` or `diverged`."""
+    schema_: Literal["result/1"] = Field(default="result/1", alias="schema")
+    end: Literal["finished", "diverged"]
     last_step: int
     onset_step: int | None
     """First step with a non-finite number, when diverged."""

@@ -1,7 +1,8 @@
 """Where on the learning-rate ladder does GRPO on code stop being stable, and does replay move that point?
 
 The numbers of `full` (source: the experiment's card, decided in the specification):
-320 problems / 64 prompts a step = 5 steps an epoch; 500 steps = 100 epochs; stride 30 and the endpoint = 17 checkpoints.
+320 problems / 64 prompts a step = 5 steps an epoch; 500 steps = 100 epochs; stride 30 and the endpoint make 17
+checkpoints.
 A checkpoint is (378 + 276) problems x 160 samples = 104,640 programs.
 Of the three rates two are above the 1e-6 of the headline runs (3e-6, 6e-6) and one is below (6e-7).
 
@@ -51,7 +52,7 @@ SMOKE = Experiment(
     stride=20,
     replay_draws=16,
     grpo=Grpo(prompts_per_step=8, rollouts_per_prompt=8, max_new_tokens=64, compute_dtype="float32"),
-    protocols=(Protocol(benchmark="toy_plus", n=8, temperature=0.6, top_p=0.95, max_new_tokens=64),),
+    protocols=(Protocol(benchmark="toy_plus", n=8, temperature=0.6, top_p=0.95, max_new_tokens=64, prompt="toy/1"),),
     criterion=Criterion(rule="boundary"),
     needs_gpu=False,
 )
@@ -68,7 +69,7 @@ MICRO = SMOKE.replace(
 
 SMOL = Experiment(
     name="smol",
-    question="Does the whole pipeline run on a real language model and the real MBPP? (Three steps show nothing about stability.)",
+    question="Does the whole pipeline run on a real language model and the real MBPP? (Three steps show no more.)",
     model="smollm2_135m",
     benchmark="mbpp",
     num_training_problems=320,
