@@ -1,0 +1,203 @@
+"""Make the shipped small model: a tokenizer and a Qwen3-architecture model, warm-started on imperfect solutions.
+
+    python -m training.warm_start --out training/toy_model
+
+Recipe (tuned on problem seed 0, then frozen; docs/demo.md has every number): 400 problems x 8 solutions in which each
+operation is its plausible mistake with probability 0.4, and one solution in twenty is a random wrong composition;
+byte-level BPE; 0.4M parameters with head_dim 32 (which vLLM serves); 400 steps of 32, AdamW 4e-3, cosine. One thread:
+on one machine the same command gives the same bytes.
+"""
+
+import argparse
+import json
+import logging
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import logging as transformers_logging
+
+from evaluation.files import whole_folder, write_json
+from evaluation.problems.toy import Composition, ToyProblems, generate, solution
+from evaluation.problems.toy_grammar import FILTERS, MAPS, REDUCES, RESULTS, TRANSFORMS
+from evaluation.records import Problem
+
+SOLUTIONS_PER_PROBLEM = 8
+MISTAKE_PROBABILITY = 0.4
+WRONG_PROBABILITY = 0.05
+STEPS, BATCH = 400, 32
+PEAK_LR, WARMUP_STEPS, FLOOR = 4e-3, 20, 0.02
+EOS, PAD = "<eos>", "<pad>"
+EOS_ID, PAD_ID = 0, 1
+
+Pair = tuple[list[int], list[int]]
+"""(prompt ids, completion ids)."""
+
+
+def write_corpus(toy: ToyProblems, seed: int = 1) -> list[tuple[str, str]]:
+    """Return shuffled (prompt, imperfect solution) pairs of the warm-start problems."""
+    rng = random.Random(seed)
+    rows = []
+    for problem in toy.warm_start:
+        composition = toy.compositions[problem.problem_id]
+        for _ in range(SOLUTIONS_PER_PROBLEM):
+            if rng.random() < WRONG_PROBABILITY:
+                code = solution(_other(composition, rng), keep_name=composition.name)
+            else:
+                code = solution(composition, lambda _: rng.random() < MISTAKE_PROBABILITY)
+            rows.append((prompt(problem), code))
+    rng.shuffle(rows)
+    return rows
+
+
+def prompt(problem: Problem) -> str:
+    """Return the text of `toy/1` (tests hold it equal to the prompt specification's rendering)."""
+    return problem.text + "\n"
+
+
+def _other(c: Composition, rng: random.Random) -> Composition:
+    """Return a composition that differs in one place: an operation, a constant, or one operation dropped."""
+    tables = (FILTERS, MAPS, REDUCES) if c.key[0] == "int" else (TRANSFORMS, TRANSFORMS, RESULTS)
+    place = rng.randrange(4)
+    if place == 3:
+        return replace(c, k=rng.randint(2, 9), m=rng.randint(2, 9))
+    key = list(c.key)
+    offset = len(key) - 3 + place
+    if key[offset]:
+        key[offset] = rng.choice(list(tables[place]))
+    return replace(c, key=tuple(key))
+
+
+def train_tokenizer(texts: list[str]) -> Tokenizer:
+    """Return a byte-level BPE tokenizer of the corpus; ids 0 and 1 are the end and the padding."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=1024,
+            special_tokens=[EOS, PAD],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        ),
+    )
+    return tokenizer
+
+
+def build_model(vocab_size: int, seed: int = 0) -> Qwen3ForCausalLM:
+    """Return the untrained model: 3 layers of 96, 4 heads of 32 with 2 key-value heads, tied embeddings."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
+    return model
+
+
+def batches(pairs: list[Pair], steps: int, seed: int = 0) -> Iterator[list[Pair]]:
+    """Yield `steps` batches of like length: eight batches' worth are drawn, sorted by length and shuffled."""
+    rng = random.Random(seed)
+    order: list[int] = []
+    queue: list[list[Pair]] = []
+    for _ in range(steps):
+        if not queue:
+            pool: list[Pair] = []
+            while len(pool) < 8 * BATCH:
+                if not order:
+                    order = list(range(len(pairs)))
+                    rng.shuffle(order)
+                pool.append(pairs[order.pop()])
+            pool.sort(key=lambda pair: (len(pair[1]), len(pair[0])))
+            queue = [pool[i : i + BATCH] for i in range(0, len(pool), BATCH)]
+            rng.shuffle(queue)
+        yield queue.pop()
+
+
+def loss_of(model: Qwen3ForCausalLM, batch: list[Pair]) -> torch.Tensor:
+    """Return the mean negative log-likelihood over all completion tokens of the batch."""
+    width = max(len(p) for p, _ in batch)
+    length = width + max(len(c) for _, c in batch)
+    ids_BT = torch.full((len(batch), length), PAD_ID)
+    attention_BT = torch.zeros(len(batch), length, dtype=torch.long)
+    labels_BT = torch.full((len(batch), length), -100)
+    for row, (p, c) in enumerate(batch):
+        ids_BT[row, width - len(p) : width + len(c)] = torch.tensor(p + c)
+        attention_BT[row, width - len(p) : width + len(c)] = 1
+        labels_BT[row, width : width + len(c)] = torch.tensor(c)
+    positions_BT = (attention_BT.cumsum(1) - 1).clamp(min=0)
+    hidden = model.model(input_ids=ids_BT, attention_mask=attention_BT, position_ids=positions_BT, use_cache=False)
+    logits = model.lm_head(hidden.last_hidden_state[:, width - 1 : -1])
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels_BT[:, width:].flatten(), ignore_index=-100)
+
+
+def rate(step: int, steps: int) -> float:
+    """Return the learning rate of a step: linear warm-up, then cosine to a fiftieth."""
+    warm = (step + 1) / WARMUP_STEPS
+    cosine = 0.5 * (1 + math.cos(math.pi * (step - WARMUP_STEPS) / max(1, steps - WARMUP_STEPS)))
+    return PEAK_LR * min(1.0, max(warm if step < WARMUP_STEPS else cosine, FLOOR))
+
+
+def warm_start(out: Path, steps: int = STEPS, problem_seed: int = 0) -> float:
+    """Write the model, its tokenizer and its recipe to `out`; return the last loss."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    toy = generate(problem_seed)
+    corpus = write_corpus(toy)
+    bpe = train_tokenizer([text for pair in corpus for text in pair])
+    pairs = [(bpe.encode(p).ids, [*bpe.encode(c).ids, EOS_ID]) for p, c in corpus]
+    model = build_model(bpe.get_vocab_size())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, weight_decay=0.01, betas=(0.9, 0.98))
+    last = math.nan
+    for step, batch in enumerate(tqdm(batches(pairs, steps), total=steps, desc="warm start", unit="step")):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, steps)
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        last = loss.item()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=EOS, pad_token=PAD, padding_side="left")
+    recipe = {"schema": "warm_start/1", "problem_seed": problem_seed, "steps": steps, "batch": BATCH, "peak_lr": PEAK_LR}
+    recipe |= {"mistake_probability": MISTAKE_PROBABILITY, "wrong_probability": WRONG_PROBABILITY}
+    with whole_folder(out) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        write_json(partial / "warm_start.json", recipe | {"last_loss": last, "num_parameters": model.num_parameters()})
+    return last
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description="Make the shipped small model (docs/demo.md).")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write, whole or not at all")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps of {BATCH} solutions (default {STEPS})")
+    parser.add_argument("--problem-seed", type=int, default=0, help="seed of the generated problems (default 0)")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    transformers_logging.disable_progress_bar()
+    loss = warm_start(args.out, args.steps, args.problem_seed)
+    logging.info("%s", json.dumps({"out": str(args.out), "last_loss": loss}))
+
+
+if __name__ == "__main__":
+    main()
