@@ -1,0 +1,239 @@
+"""Draw completions from a causal language model: one prefill a prompt, finished rows dropped, a seed for every row.
+
+A row's tokens are a function of its own seed: position t uses the t-th uniform of a counter-based generator keyed by
+it, so results depend on neither the batch nor the order (beyond the float rounding of differently shaped products).
+Left out: logits processors, beam search, assisted decoding. Training samples with the same function as evaluation.
+
+Axes: U prompts, B rows = U x n, T positions, V vocabulary.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+NUCLEUS_HEAD = 64
+"""Tokens looked at before a full sort: nearly always more than the nucleus needs."""
+SHRINK_BELOW = 0.8
+"""Finished rows leave the batch when fewer than this share of it is alive."""
+
+
+class NonFiniteLogits(RuntimeError):
+    """The model's logits are NaN or infinite: its weights are, and there is nothing to sample."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One drawn completion."""
+
+    token_ids: list[int]
+    """The stop token included, when there is one."""
+    logprobs: list[float]
+    """Of each token, under the untruncated distribution at the sampling temperature."""
+    finish_reason: str
+    """`stop` or `length`."""
+
+
+def row_seed(seed: int, purpose: str, problem_id: str, index: int) -> int:
+    """Return the 64-bit key of one row; the same on every machine and in every process."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{problem_id}/{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def uniforms(seeds: Sequence[int], count: int) -> np.ndarray:
+    """Return (len(seeds), count) uniforms in [0, 1): row i is a function of seeds[i] alone."""
+    rows = (np.random.Generator(np.random.Philox(key=s)).random(count) for s in seeds)
+    return np.stack(list(rows)) if seeds else np.zeros((0, count))
+
+
+def sample(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    stop_ids: Sequence[int],
+    pad_id: int,
+    stop_text: Callable[[list[int]], bool] | None = None,
+) -> list[list[Completion]]:
+    """Draw n completions of each prompt.
+
+    Args:
+        model: any causal LM of transformers; left in the mode it was in.
+        prompts: U lists of token ids, of any lengths above zero.
+        seeds: U x n row keys (`row_seed`); their shape gives n.
+        max_new_tokens: longest completion, the stop token included.
+        temperature: 0 takes the likeliest token.
+        top_p: nucleus mass; 1 samples the whole vocabulary.
+        stop_ids: tokens that end a completion (and are part of it).
+        pad_id: fills the left of short prompts.
+        stop_text: asked after every token of a row; True ends it (stop strings).
+
+    Returns:
+        U lists of n completions.
+
+    Raises:
+        NonFiniteLogits: the model's output is not finite.
+        ValueError: a prompt is empty, or the seeds do not match the prompts.
+    """
+    n = len(seeds[0]) if seeds else 0
+    if len(seeds) != len(prompts) or any(len(s) != n for s in seeds):
+        raise ValueError(f"seeds: {len(seeds)} rows of seeds for {len(prompts)} prompts; give n keys for each prompt")
+    if any(not p for p in prompts):
+        raise ValueError("prompts: an empty prompt cannot be continued")
+    if not prompts or not n:
+        return [[] for _ in prompts]
+    noise_BT = torch.from_numpy(uniforms([s for row in seeds for s in row], max_new_tokens)).to(model.device)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            decoder = CachedDecoder(model)
+            rows = _Rows(len(prompts) * n, max_new_tokens, set(stop_ids), stop_text)
+            logits = decoder.prefill(prompts, n, pad_id)
+            for t in range(max_new_tokens):
+                next_ids, logprobs = choose(logits, noise_BT[rows.live, t], temperature, top_p)
+                keep = rows.add(next_ids, logprobs)
+                if not len(keep) or t == max_new_tokens - 1:
+                    break
+                if len(keep) < SHRINK_BELOW * len(rows.live):
+                    decoder.keep(keep)
+                    rows.live, next_ids = rows.live[keep], next_ids[keep]
+                logits = decoder.step(next_ids)
+    finally:
+        model.train(was_training)
+    drawn = rows.completions()
+    return [drawn[u * n : (u + 1) * n] for u in range(len(prompts))]
+
+
+def choose(
+    logits: torch.Tensor, noise: torch.Tensor, temperature: float, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take one token a row by inverse-CDF sampling.
+
+    Args:
+        logits: (B, V).
+        noise: (B,) uniforms in [0, 1).
+        temperature: 0 takes the argmax.
+        top_p: nucleus mass.
+
+    Returns:
+        (B,) token ids and (B,) log-probs under the untruncated distribution (temperature 0: at temperature 1).
+
+    Raises:
+        NonFiniteLogits: a logit is NaN or infinite.
+    """
+    logits = logits.float()
+    if not bool(torch.isfinite(logits).all()):
+        raise NonFiniteLogits("the model's logits are not finite")
+    logprobs_BV = torch.log_softmax(logits / temperature if temperature > 0 else logits, -1)
+    if temperature == 0:
+        ids = logits.argmax(-1)
+    elif top_p < 1:
+        ids = _nucleus(logprobs_BV.exp(), noise, top_p)
+    else:
+        cdf = logprobs_BV.double().exp().cumsum(-1)
+        ids = torch.searchsorted(cdf, noise[:, None] * cdf[:, -1:], right=True).squeeze(-1)
+        ids = ids.clamp_(max=logits.shape[-1] - 1)
+    return ids, logprobs_BV.gather(-1, ids[:, None]).squeeze(-1)
+
+
+def _nucleus(probs_BV: torch.Tensor, noise: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Sample among the likeliest tokens whose mass before them is below top_p (the one that crosses it included)."""
+    sorted_p, ids = probs_BV.topk(min(NUCLEUS_HEAD, probs_BV.shape[-1]), -1)
+    if bool((sorted_p.sum(-1) < top_p).any()):
+        sorted_p, ids = probs_BV.sort(-1, descending=True)
+    sorted_p = sorted_p.double()
+    before = sorted_p.cumsum(-1) - sorted_p
+    cdf = (sorted_p * (before < top_p)).cumsum(-1)
+    chosen = torch.searchsorted(cdf, noise[:, None] * cdf[:, -1:], right=True)
+    return ids.gather(-1, chosen.clamp_(max=ids.shape[-1] - 1)).squeeze(-1)
+
+
+class _Rows:
+    """What has been drawn so far, and which rows are still in the batch."""
+
+    def __init__(
+        self, count: int, max_new_tokens: int, stop_ids: set[int], stop_text: Callable[[list[int]], bool] | None
+    ) -> None:
+        self.live = torch.arange(count)
+        self.max_new_tokens, self.stop_ids, self.stop_text = max_new_tokens, stop_ids, stop_text
+        self.tokens: list[list[int]] = [[] for _ in range(count)]
+        self.logprobs: list[list[float]] = [[] for _ in range(count)]
+        self.stopped = [False] * count
+
+    def add(self, ids: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
+        """Append one token to every unfinished row; return the places in the batch that go on."""
+        going = []
+        for place, (row, token, logprob) in enumerate(
+            zip(self.live.tolist(), ids.tolist(), logprobs.tolist(), strict=True)
+        ):
+            if self.stopped[row]:
+                continue
+            self.tokens[row].append(token)
+            self.logprobs[row].append(logprob)
+            self.stopped[row] = token in self.stop_ids or (
+                self.stop_text is not None and self.stop_text(self.tokens[row])
+            )
+            if not self.stopped[row]:
+                going.append(place)
+        return torch.tensor(going, dtype=torch.long)
+
+    def completions(self) -> list[Completion]:
+        """Return every row as drawn."""
+        reasons = ("stop" if s else "length" for s in self.stopped)
+        return [Completion(t, lp, r) for t, lp, r in zip(self.tokens, self.logprobs, reasons, strict=True)]
+
+
+class CachedDecoder:
+    """Any causal LM of transformers, with its own key-value (or state) cache."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.cache = DynamicCache(config=model.config.get_text_config())
+        # transformers 5.24 renames the argument and warns at every call with the old name; 5.17 knows only the old one.
+        known = inspect.signature(model.forward).parameters
+        self.cache_argument = "cache" if "cache" in known else "past_key_values"
+        self.mask = self.positions = torch.zeros(0, dtype=torch.long)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], n: int, pad_id: int) -> torch.Tensor:
+        """Run each prompt once and repeat its cache n times; return logits (U x n, V)."""
+        device, width = self.model.device, max(map(len, prompts))
+        ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        logits = self._forward(ids, mask, positions)
+        repeat = torch.arange(len(prompts), device=device).repeat_interleave(n)
+        self.cache.reorder_cache(repeat)
+        self.mask, self.positions = mask[repeat], positions[repeat, -1:]
+        return logits[repeat]
+
+    def step(self, ids: torch.Tensor) -> torch.Tensor:
+        """Feed one token a row; return the next logits (B, V)."""
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
+        self.positions = self.positions + 1
+        return self._forward(ids[:, None], self.mask, self.positions)
+
+    def keep(self, places: torch.Tensor) -> None:
+        """Drop every row but these."""
+        places = places.to(self.mask.device)
+        self.cache.reorder_cache(places)
+        self.mask, self.positions = self.mask[places], self.positions[places]
+
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        out = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self.cache_argument: self.cache},
+        )
+        return out.logits[:, -1]
