@@ -1,15 +1,204 @@
-"""`ablation evaluate PATH_OR_REPO[:SUBFOLDER]`: draws and judges samples of any checkpoint, ours or not."""
+"""`ablation evaluate PATH_OR_REPO[:SUBFOLDER]`: draws and judges samples of any checkpoint, ours or not.
+
+The work is a child's (`python -m evaluation.run`), so that this process needs no torch. Killed and started again with
+the same words, it goes on where it was.
+"""
 
 import argparse
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
 
+from evaluation.errors import AblationError, IncompleteError, InputError, MachineError, Stopped
+from evaluation.manifests import Provenance, Revisions, is_complete, read_manifest
+from evaluation.problems import BENCHMARKS, Prepared, prepare
+from evaluation.prompts import PromptSpec, default_rendering, resolve
+from evaluation.protocol import Protocol
+from evaluation.requests import REQUEST, Request, Unit, read_request, write_request
 from flows.commands.answer import Answer
+from flows.commands.checkpoints import Checkpoint, locate
+from flows.commands.flags import add_data
+from flows.commands.score import score_answer
+from flows.experiments import EXPERIMENTS
+from training.cell import MODELS
+
+DEFAULTS = {p.benchmark: p for name in ("full", "smoke") for p in EXPERIMENTS[name].protocols}
+"""The protocol of each benchmark, as its experiment declares it; flags change single fields."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument("checkpoint", help="PATH_OR_REPO[:SUBFOLDER]")
+    parser.add_argument("checkpoint", metavar="PATH_OR_REPO[:SUBFOLDER]", help="a local folder, or ORG/NAME on the Hub")
+    parser.add_argument("--benchmark", help=f"{', '.join(DEFAULTS)}; default: that of the checkpoint's training")
+    parser.add_argument("--n", type=int, help="samples a problem")
+    parser.add_argument("--temperature", type=float, help="0 draws greedily")
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--max-tokens", type=int, help="new tokens a sample")
+    parser.add_argument("--seed", type=int, help="default 0")
+    parser.add_argument("--num-problems", type=int, metavar="N", help="only the first N, ids ascending")
+    parser.add_argument("--prompt", help="chat or docstring; default: the manifest's, else chat if there is a template")
+    parser.add_argument("--engine", default="transformers", help="transformers (default) or vllm")
+    parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads; default 1")
+    parser.add_argument("--out", metavar="DIR", help="default: ./evaluations/CHECKPOINT/PROTOCOL")
+    add_data(parser)
 
 
 def execute(args: argparse.Namespace) -> Answer:
     """Draw, judge and answer with the score."""
-    raise NotImplementedError
+    from evaluation.scores import Score
+
+    checkpoint = locate(args.checkpoint)
+    protocol = protocol_of(args, checkpoint)
+    prompt = prompt_of(args.prompt, protocol, checkpoint)
+    label = re.sub(r"[^\w.-]+", "_", checkpoint.label.strip("/"))
+    out = Path(args.out) if args.out else Path("evaluations") / label / protocol.folder
+    work = out.with_name(out.name + ".work")
+    prepared = prepare(
+        BENCHMARKS[protocol.benchmark].training, 0, [protocol.benchmark], work / "problems", args.mbpp, args.mbpp_plus
+    )
+    unit = unit_of(checkpoint, protocol, prompt, prepared, out)
+    request = Request(
+        prompt=prompt,
+        problems={protocol.benchmark: prepared.benchmarks[protocol.benchmark]},
+        units=(unit,),
+        engine=args.engine,
+        device=args.device or ("cuda" if shutil.which("nvidia-smi") else "cpu"),
+        num_threads=args.threads,
+        judge_workers=args.threads,
+    )
+    refuse_other(unit, out, work)
+    write_request(work, request)
+    run_evaluation(work, out)
+    score = Score.model_validate_json((out / "score.json").read_text(encoding="utf-8"))
+    shutil.rmtree(work)
+    return score_answer(score, out)
+
+
+def protocol_of(args: argparse.Namespace, checkpoint: Checkpoint) -> Protocol:
+    """Return the benchmark's protocol with the fields that flags change."""
+    manifest = checkpoint.manifest
+    trained_on = (manifest.cell_config or {}).get("benchmark", "mbpp") if manifest else "mbpp"
+    benchmark = args.benchmark or next(b for b in DEFAULTS if BENCHMARKS[b].training == trained_on)
+    if benchmark not in DEFAULTS:
+        raise InputError("benchmark", benchmark, "unknown", f"use one of {', '.join(DEFAULTS)}")
+    flags = {
+        "n": args.n,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "max_new_tokens": args.max_tokens,
+        "seed": args.seed,
+        "num_problems": args.num_problems,
+    }
+    return DEFAULTS[benchmark].replace(**{field: value for field, value in flags.items() if value is not None})
+
+
+def prompt_of(asked: str | None, protocol: Protocol, checkpoint: Checkpoint) -> PromptSpec:
+    """Return the prompt specification: as asked, else as the checkpoint was trained, else by its tokenizer.
+
+    Raises:
+        InputError: no such specification, or not the one that the checkpoint's manifest was trained with.
+    """
+    manifest = checkpoint.manifest
+    trained = (manifest.cell_config or {}).get("model") if manifest else None
+    if BENCHMARKS[protocol.benchmark].training == "toy":
+        rendering = asked or "plain"
+    elif asked is None and trained in MODELS:
+        rendering = MODELS[trained].rendering
+    else:
+        rendering = asked or default_rendering(checkpoint.files)
+    spec = resolve(checkpoint.files, name=protocol.prompt, rendering=rendering)
+    if asked is None and manifest and manifest.prompt_sha256 not in (None, spec.sha256):
+        raise InputError(
+            "prompt",
+            spec.sha256[:12],
+            f"the checkpoint was trained with {manifest.prompt_sha256[:12]}",
+            "ask for another rendering with --prompt if you mean it",
+        )
+    return spec
+
+
+def unit_of(checkpoint: Checkpoint, protocol: Protocol, prompt: PromptSpec, prepared: Prepared, out: Path) -> Unit:
+    """Return the one unit of the request, with the checkpoint's own provenance if it has one."""
+    provenance = Provenance(
+        split_sha256=prepared.split_sha256,
+        prompt_sha256=prompt.sha256,
+        revisions=Revisions(model=checkpoint.identity, datasets=prepared.revisions),
+    )
+    manifest = checkpoint.manifest
+    if manifest is not None:
+        own = {f: getattr(manifest, f) for f in ("cell", "global_step", "fingerprint", "cell_config")}
+        provenance = provenance.replace(**own)
+    return Unit(
+        label=checkpoint.label,
+        cell=provenance.cell,
+        global_step=provenance.global_step or 0,
+        model_path=checkpoint.path,
+        model_revision=checkpoint.revision,
+        model_subfolder=checkpoint.subfolder,
+        protocol=protocol,
+        provenance=provenance,
+        out=str(out.absolute()),
+    )
+
+
+def refuse_other(unit: Unit, out: Path, work: Path) -> None:
+    """Refuse to go on in folders that hold anything but this very evaluation, finished or not.
+
+    Raises:
+        InputError: `out` or its work folder is somebody else's.
+    """
+    if (work / REQUEST).is_file():
+        same = read_request(work).units == (unit,)
+    elif out.is_dir() and any(out.iterdir()):
+        manifest, score, mine = read_manifest(out), out / "score.json", unit.provenance
+        same = (
+            manifest is not None
+            and score.is_file()
+            and (manifest.revisions, manifest.prompt_sha256) == (mine.revisions, mine.prompt_sha256)
+            and json.loads(score.read_text(encoding="utf-8"))["protocol_sha256"] == unit.protocol.sha256
+        )
+    else:
+        same = not out.exists() or out.is_dir()
+    if not same:
+        raise InputError("out", out, "holds something else", "give another --out, or remove it")
+
+
+def run_evaluation(work: Path, out: Path) -> None:
+    """Run the child to its end; a score with harness errors (exit 1) is an answer, any other failure is raised.
+
+    Raises:
+        AblationError: the child's own line, with its exit code.
+    """
+    from tasks.launch import run_child
+
+    log = work / "evaluation.log"
+    code = run_child([sys.executable, "-m", "evaluation.run", str(work)], log=log)
+    if code == 0 or (code == 1 and is_complete(out)):
+        return
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    told = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
+    kind = next(
+        (k for k in (IncompleteError, ChildInputError, ChildMachineError, Stopped) if k.exit_code == code), None
+    )
+    if kind is None or told is None:
+        raise ChildFailure(f"evaluation={code}: the child failed; read {log}")
+    raise kind(told)
+
+
+class ChildFailure(AblationError):
+    """A child died without a line of its own."""
+
+
+class ChildInputError(AblationError):
+    """A child found the input wrong."""
+
+    exit_code = InputError.exit_code
+
+
+class ChildMachineError(AblationError):
+    """A child found that this machine lacks something."""
+
+    exit_code = MachineError.exit_code
