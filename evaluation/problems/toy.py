@@ -86,7 +86,9 @@ def _warm_start_compositions() -> list[Composition]:
 def _make(seed: int, taken: set[tuple[str, ...]]) -> list[tuple[Problem, Composition]]:
     """Draw compositions in a shuffled order, skip trivial ones, shuffle the result and number it."""
     rng = random.Random(seed)
-    integer = [("int", s, f, m, r) for s in SOURCES for f in FILTERS for m in MAPS for r in REDUCES if _sensible(s, f, m, r)]
+    integer = [
+        ("int", s, f, m, r) for s in SOURCES for f in FILTERS for m in MAPS for r in REDUCES if _sensible(s, f, m, r)
+    ]
     string = [("str", a, b, c) for a in TRANSFORMS for b in [*TRANSFORMS, ""] for c in RESULTS if a != b]
     rng.shuffle(integer)
     rng.shuffle(string)
@@ -125,7 +127,12 @@ def _problem(seed: int, key: tuple[str, ...]) -> tuple[Problem, Composition] | N
     if len({repr(run(*json.loads(json.dumps(x)))) for x in plus}) < 3:
         return None
     problem = Problem(
-        problem_id="Toy/0", text=text, entry_point=composition.name, reference=code, asserts=tuple(base), plus_inputs=plus
+        problem_id="Toy/0",
+        text=text,
+        entry_point=composition.name,
+        reference=code,
+        asserts=tuple(base),
+        plus_inputs=plus,
     )
     return problem, composition
 

@@ -37,7 +37,10 @@ FILTERS: dict[str, Operation] = {
     "gt": Operation(words=("greater than {k}", "above {k}"), code="x > {k}", name="above", mistake="x >= {k}"),
     "lt": Operation(words=("less than {k}", "below {k}"), code="x < {k}", name="below", mistake="x <= {k}"),
     "div": Operation(
-        words=("divisible by {k}", "that are multiples of {k}"), code="x % {k} == 0", name="div", mistake="x // {k} == 0"
+        words=("divisible by {k}", "that are multiples of {k}"),
+        code="x % {k} == 0",
+        name="div",
+        mistake="x // {k} == 0",
     ),
 }
 POSTFIX_FILTERS = frozenset({"gt", "lt", "div"})
@@ -66,7 +69,10 @@ REDUCES: dict[str, Operation] = {
     ),
     "sorted": Operation(words=("sorted list of the",), code="sorted({it})", name="sort", mistake="[{it}]"),
     "desc": Operation(
-        words=("list in descending order of the",), code="sorted({it}, reverse=True)", name="desc", mistake="sorted([{it}])"
+        words=("list in descending order of the",),
+        code="sorted({it}, reverse=True)",
+        name="desc",
+        mistake="sorted([{it}])",
     ),
     "list": Operation(words=("list of the",), code="[{it}]", name="make"),
 }
@@ -81,7 +87,9 @@ SOURCES: dict[str, Source] = {
 }
 
 TRANSFORMS: dict[str, Operation] = {
-    "upper": Operation(words=("convert it to upper case",), code="s = s.upper()", name="upper", mistake="s = s.title()"),
+    "upper": Operation(
+        words=("convert it to upper case",), code="s = s.upper()", name="upper", mistake="s = s.title()"
+    ),
     "swap": Operation(
         words=("swap the case of the letters",), code="s = s.swapcase()", name="swap", mistake="s = s.upper()"
     ),
@@ -98,18 +106,28 @@ TRANSFORMS: dict[str, Operation] = {
         name="digits",
         mistake="s = ''.join(c for c in s if c.isalnum())",
     ),
-    "head": Operation(words=("take the first {k} characters",), code="s = s[:{k}]", name="first", mistake="s = s[{k}:]"),
+    "head": Operation(
+        words=("take the first {k} characters",), code="s = s[:{k}]", name="first", mistake="s = s[{k}:]"
+    ),
     "tail": Operation(words=("take the last {k} characters",), code="s = s[-{k}:]", name="last", mistake="s = s[-{k}]"),
     "nospace": Operation(
         words=("remove the spaces",), code="s = s.replace(' ', '')", name="spaces", mistake="s = s.strip()"
     ),
     "revw": Operation(
-        words=("reverse the order of the words",), code="s = ' '.join(s.split()[::-1])", name="words", mistake="s = s[::-1]"
+        words=("reverse the order of the words",),
+        code="s = ' '.join(s.split()[::-1])",
+        name="words",
+        mistake="s = s[::-1]",
     ),
     "sortw": Operation(
-        words=("sort the words",), code="s = ' '.join(sorted(s.split()))", name="sort", mistake="s = ' '.join(s.split())"
+        words=("sort the words",),
+        code="s = ' '.join(sorted(s.split()))",
+        name="sort",
+        mistake="s = ' '.join(s.split())",
     ),
-    "sortc": Operation(words=("sort the characters",), code="s = ''.join(sorted(s))", name="chars", mistake="s = sorted(s)"),
+    "sortc": Operation(
+        words=("sort the characters",), code="s = ''.join(sorted(s))", name="chars", mistake="s = sorted(s)"
+    ),
 }
 
 RESULTS: dict[str, Operation] = {
@@ -142,4 +160,4 @@ RESULTS: dict[str, Operation] = {
 }
 
 VERBS = ("find", "return", "compute", "get")
-WORDS = tuple("red Blue sky 42 tree Apple moon a7b river Stone x9 code Queen lamp 305 Tiger open Ice zebra up".split())
+WORDS = tuple("red Blue sky 42 tree Apple moon a7b river Stone x9 code Queen lamp 305 Tiger open Ice zebra up".split())  # noqa: SIM905

@@ -1,0 +1,167 @@
+"""The score of one checkpoint on one benchmark: counts per problem, and pass@k with problem-bootstrap intervals."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from evaluation.records import Outcome, Record, Verdict
+from evaluation.statistics import bootstrap_interval, pass_at_k
+
+Suite = Literal["base", "plus"]
+
+
+class Estimate(Record):
+    """pass@k with its 95 % interval; null where a problem has fewer than k judged samples."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    num_problems: int
+    """Problems with at least k judged samples; fewer than the score's own number means there is no value."""
+
+
+class Counts(Record):
+    """One problem's samples."""
+
+    n: int
+    """Judged samples."""
+    base: int
+    """Those that pass the base suite."""
+    plus: int | None
+    """Those that pass both suites; null for a benchmark with one suite."""
+    errors: int
+    """Samples that the harness could not judge: in no rate, never a wrong answer."""
+
+
+class Score(Record):
+    """`score.json` (contracts: score/1)."""
+
+    schema_: Literal["score/1"] = Field(default="score/1", alias="schema")
+    label: str
+    cell: str | None
+    global_step: int | None
+    benchmark: str
+    n: int
+    """Samples asked for a problem (the most of any problem)."""
+    num_problems: int
+    outcomes: dict[str, int]
+    pass_at_k: dict[str, dict[str, Estimate] | None]
+    problems: dict[str, Counts]
+    protocol_sha256: str | None
+    prompt_sha256: str | None
+    judge_version: str
+
+    @property
+    def suite(self) -> Suite:
+        """The stricter suite that exists: what headlines rest on."""
+        return "base" if self.pass_at_k["plus"] is None else "plus"
+
+    @property
+    def num_errors(self) -> int:
+        """Samples without a verdict."""
+        return self.outcomes[Outcome.HARNESS_ERROR]
+
+    def passes(self, problem_id: str, suite: Suite) -> int:
+        """Return how many samples of a problem pass."""
+        counts = self.problems[problem_id]
+        found = counts.base if suite == "base" else counts.plus
+        assert found is not None
+        return found
+
+    def estimate(self, suite: Suite, k: int, subset: frozenset[str] | None = None) -> Estimate:
+        """Return pass@k over all problems or a subset of them, from the counts."""
+        chosen = [p for p in self.problems if subset is None or p in subset]
+        judged = [(self.problems[p].n, self.passes(p, suite)) for p in chosen]
+        return estimate_pass_at_k(judged, k)
+
+
+def estimate_pass_at_k(judged: Sequence[tuple[int, int]], k: int) -> Estimate:
+    """Return pass@k of (judged, passing) counts; no value unless every problem has k judged samples."""
+    enough = [(n, c) for n, c in judged if n >= k]
+    if len(enough) < len(judged) or not judged:
+        return Estimate(value=None, low=None, high=None, num_problems=len(enough))
+    values = [pass_at_k(n, c, k) for n, c in enough]
+    low, high = bootstrap_interval(values)
+    return Estimate(value=sum(values) / len(values), low=low, high=high, num_problems=len(values))
+
+
+def sample_outcome(verdict: Verdict) -> Outcome:
+    """Return one word for a sample with two suites: an error first, then a time-out, then a wrong answer."""
+    found = {verdict.base, verdict.plus}
+    for outcome in (Outcome.HARNESS_ERROR, Outcome.TIMEOUT, Outcome.FAIL):
+        if outcome in found:
+            return outcome
+    return Outcome.PASS
+
+
+def build_score(
+    *,
+    label: str,
+    cell: str | None,
+    global_step: int | None,
+    benchmark: str,
+    ks: Sequence[int],
+    problem_ids: Sequence[str],
+    verdicts: Sequence[tuple[int, Verdict]],
+    has_plus: bool,
+    protocol_sha256: str | None,
+    prompt_sha256: str | None,
+    judge_version: str,
+) -> Score:
+    """Count verdicts by problem and estimate pass@k.
+
+    Args:
+        label: what tables call it.
+        cell: cell name, or None.
+        global_step: optimizer steps of the checkpoint, or None.
+        benchmark: name of the problems.
+        ks: reported k.
+        problem_ids: every problem that must have samples.
+        verdicts: (sample index, verdict) pairs, in any order.
+        has_plus: whether the benchmark has a second suite.
+        protocol_sha256: identity of the protocol, where there is one.
+        prompt_sha256: identity of the prompt specification, where there is one.
+        judge_version: of the judge that gave the verdicts.
+
+    Raises:
+        ValueError: a sample counted twice, a verdict of an unknown problem, or a problem without samples: each would
+            change the mean without a word.
+    """
+    seen = Counter((v.problem_id, index) for index, v in verdicts)
+    if doubles := [key for key, times in seen.items() if times > 1]:
+        raise ValueError(f"verdicts: {doubles[0]} is there {seen[doubles[0]]} times; keep one row a sample")
+    grouped: dict[str, list[Verdict]] = {p: [] for p in problem_ids}
+    for _, verdict in verdicts:
+        if verdict.problem_id not in grouped:
+            raise ValueError(f"verdicts: {verdict.problem_id} is not a problem of {benchmark}")
+        grouped[verdict.problem_id].append(verdict)
+    if empty := [p for p, found in grouped.items() if not found]:
+        raise ValueError(f"verdicts: {len(empty)} problems have no samples ({', '.join(empty[:3])}, ...)")
+    problems = {p: _count(found, has_plus) for p, found in grouped.items()}
+    suites: tuple[Suite, ...] = ("base", "plus") if has_plus else ("base",)
+    judged = {s: [(c.n, c.base if s == "base" else c.plus or 0) for c in problems.values()] for s in suites}
+    estimates = {s: {str(k): estimate_pass_at_k(judged[s], k) for k in ks} for s in suites}
+    outcomes = Counter(sample_outcome(v) for _, v in verdicts)
+    return Score(
+        label=label,
+        cell=cell,
+        global_step=global_step,
+        benchmark=benchmark,
+        n=max(len(found) for found in grouped.values()),
+        num_problems=len(problems),
+        outcomes={o.value: outcomes[o] for o in Outcome},
+        pass_at_k={"base": estimates["base"], "plus": estimates.get("plus")},
+        problems=problems,
+        protocol_sha256=protocol_sha256,
+        prompt_sha256=prompt_sha256,
+        judge_version=judge_version,
+    )
+
+
+def _count(verdicts: Sequence[Verdict], has_plus: bool) -> Counts:
+    judged = [v for v in verdicts if not v.errored]
+    base = sum(v.base is Outcome.PASS for v in judged)
+    both = sum(v.base is Outcome.PASS and v.plus is Outcome.PASS for v in judged)
+    return Counts(n=len(judged), base=base, plus=both if has_plus else None, errors=len(verdicts) - len(judged))
