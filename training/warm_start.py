@@ -3,7 +3,7 @@
     python -m training.warm_start --out training/toy_model
 
 Recipe (tuned on problem seed 0, then frozen; docs/demo.md has every number): 400 problems x 8 solutions in which each
-operation is its plausible mistake with probability 0.4, and one solution in twenty is a random wrong composition;
+operation is its plausible mistake with probability 0.45, and one solution in twenty is a random wrong composition;
 byte-level BPE; 0.4M parameters with head_dim 32 (which vLLM serves); 400 steps of 32, AdamW 4e-3, cosine. One thread:
 on one machine the same command gives the same bytes.
 """
@@ -29,7 +29,7 @@ from evaluation.problems.toy_grammar import FILTERS, MAPS, REDUCES, RESULTS, TRA
 from evaluation.records import Problem
 
 SOLUTIONS_PER_PROBLEM = 8
-MISTAKE_PROBABILITY = 0.4
+MISTAKE_PROBABILITY = 0.45
 WRONG_PROBABILITY = 0.05
 STEPS, BATCH = 400, 32
 PEAK_LR, WARMUP_STEPS, FLOOR = 4e-3, 20, 0.02
