@@ -123,7 +123,9 @@ class _Anonymous(ast.NodeTransformer):
 def _expected(statement: str, entry_point: str) -> tuple[Any] | None:
     """Return (value,) of an assert `f(...) == value`, else None: what it expects is not plain."""
     body = ast.parse(statement).body[0]
-    if not (isinstance(body, ast.Assert) and isinstance(body.test, ast.Compare) and len(body.test.ops) == 1):
+    if not (isinstance(body, ast.Assert) and isinstance(body.test, ast.Compare)):
+        return None
+    if not (len(body.test.ops) == 1 and isinstance(body.test.ops[0], ast.Eq)):
         return None
     call, value = body.test.left, body.test.comparators[0]
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == entry_point):

@@ -18,13 +18,13 @@ import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from evaluation.errors import InputError, MachineError
-from evaluation.files import sha256_file
 from evaluation.records import Problem
 
 MBPP_ROWS = 974
@@ -35,6 +35,7 @@ MBPP_PLUS_CONTENT = "b3470cff843a55fbdfce251a9fcb35af2f50a3b063f10cd7c60f26a3f86
 """`_hash_mbpp_plus` of v0.2.0."""
 MBPP_PLUS_RELEASED = "b54e762755248ca411b523c917fa9f93c07b5ff2966bf60b3917b853926a3dad"
 """sha256 of the released v0.2.0 file (EvalPlus's md5 ee43ecabebf20deef4bb776a405ac5b1), accepted by its bytes."""
+RIGHT_FILE = {"mbpp": "MBPP's mbpp.jsonl (974 problems)", "mbpp_plus": "MbppPlus v0.2.0 (378 problems)"}
 DOWNLOAD_TIMEOUT_S = 600
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def load_mbpp(path: str | None = None) -> Loaded:
     """
     rows, sha256, revision = _read("mbpp", path)
     _check_rows("mbpp", path, rows, ("task_id", "text", "code", "test_list", "test_setup_code"), MBPP_ROWS)
-    found = _hash_mbpp(rows)
+    found = _try_hash(_hash_mbpp, rows)
     if found != MBPP_CONTENT:
         _refuse("mbpp", path, f"its {MBPP_ROWS} problems differ from MBPP's (content {found[:12]})")
     return Loaded(tuple(_mbpp_problem(r) for r in _ascending(rows)), sha256, revision)
@@ -76,7 +77,7 @@ def load_mbpp_plus(path: str | None = None) -> Loaded:
     rows, sha256, revision = _read("mbpp_plus", path)
     needed = ("task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol", "assertion")
     _check_rows("mbpp_plus", path, rows, needed, MBPP_PLUS_ROWS)
-    found = _hash_mbpp_plus(rows)
+    found = _try_hash(_hash_mbpp_plus, rows)
     if found != MBPP_PLUS_CONTENT and sha256 != MBPP_PLUS_RELEASED:
         _refuse("mbpp_plus", path, f"its ids, entry points or tests differ from v0.2.0 (content {found[:12]})")
     return Loaded(tuple(_mbpp_plus_problem(r) for r in _ascending(rows)), sha256, revision)
@@ -106,16 +107,16 @@ def find_entry_point(asserts: Sequence[str]) -> str:
 
 
 def _read(field: str, path: str | None) -> tuple[list[dict[str, Any]], str, str]:
-    """Return rows, sha256 of the file and revision."""
+    """Return rows, sha256 of the (unpacked) file and revision."""
     if path is not None:
         file = Path(path).expanduser()
         if not file.is_file():
-            raise InputError(field, path, "no such file", f"give the JSONL file with {_flag(field)} FILE")
-        sha256 = sha256_file(file)
-        return _read_jsonl(field, file), sha256, f"sha256:{sha256}"
+            raise InputError(field, path, "no such file", f"give {RIGHT_FILE[field]} with {_flag(field)} FILE")
+        rows, sha256 = _read_jsonl(field, file)
+        return rows, sha256, f"sha256:{sha256}"
     with tempfile.TemporaryDirectory() as scratch:
         file, revision = _download(field, Path(scratch))
-        return _read_jsonl(field, file), sha256_file(file), revision
+        return *_read_jsonl(field, file), revision
 
 
 def _download(field: str, scratch: Path) -> tuple[Path, str]:
@@ -137,39 +138,33 @@ def _download(field: str, scratch: Path) -> tuple[Path, str]:
     )
 
 
-def _read_jsonl(field: str, path: Path) -> list[dict[str, Any]]:
-    rows = []
+def _read_jsonl(field: str, path: Path) -> tuple[list[dict[str, Any]], str]:
     try:
         data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-        for line in text.split("\n"):
-            if line.strip():
-                rows.append(json.loads(line))
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(field, path, f"not a file of JSON lines ({error})", f"see {_flag(field)}") from error
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        rows = [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        _refuse(field, str(path), f"not a file of JSON lines ({error})")
     if not all(isinstance(r, dict) for r in rows):
-        raise InputError(field, path, "not one JSON object a line", f"see {_flag(field)}")
-    return rows
+        _refuse(field, str(path), "not one JSON object a line")
+    return rows, hashlib.sha256(data).hexdigest()
 
 
 def _check_rows(
     field: str, path: str | None, rows: Sequence[Mapping[str, Any]], needed: Sequence[str], expected: int
 ) -> None:
-    for i, row in enumerate(rows):
-        missing = [k for k in needed if k not in row]
-        if missing:
-            _refuse(field, path, f"row {i + 1} has no '{missing[0]}'")
     if len(rows) == 399 and field == "mbpp_plus":
         _refuse(field, path, "399 problems: this is v0.1.0, whose split would be 314/399/261 and not 320/378/276")
     if len(rows) != expected:
         _refuse(field, path, f"{len(rows)} problems and not {expected}")
-    if len({number(r["task_id"]) for r in rows}) != expected:
-        _refuse(field, path, "an id occurs twice")
+    for i, row in enumerate(rows):
+        missing = [k for k in needed if k not in row]
+        if missing:
+            _refuse(field, path, f"row {i + 1} has no '{missing[0]}'")
 
 
-def _refuse(field: str, path: str | None, reason: str) -> None:
-    right = {"mbpp": "MBPP's mbpp.jsonl (974 problems)", "mbpp_plus": "MbppPlus v0.2.0 (378 problems)"}[field]
-    raise InputError(field, path or "download", reason, f"use {right}")
+def _refuse(field: str, path: str | None, reason: str) -> NoReturn:
+    raise InputError(field, path or "download", reason, f"use {RIGHT_FILE[field]}")
 
 
 def _flag(field: str) -> str:
@@ -222,10 +217,20 @@ def _split_prompt(prompt: str) -> tuple[str, list[str]]:
     body = _unix(prompt).strip()
     quote = body[:3]
     if quote not in {"'''", '"""'} or not body.endswith(quote) or quote in body[3:-3]:
-        raise InputError("mbpp_plus", repr(prompt[:40]), "a prompt that is not one docstring", "use MbppPlus v0.2.0")
+        raise InputError(
+            "mbpp_plus", repr(prompt[:40]), "a prompt that is not one docstring", f"use {RIGHT_FILE['mbpp_plus']}"
+        )
     lines = body[3:-3].strip().split("\n")
     shown = [line.strip() for line in lines if line.startswith("assert ")]
     return "\n".join(line for line in lines if not line.startswith("assert ")).strip(), shown
+
+
+def _try_hash(of: Callable[[Sequence[dict[str, Any]]], str], rows: Sequence[dict[str, Any]]) -> str:
+    """Return the content hash; fields of another type than they should be are just another content."""
+    try:
+        return of(rows)
+    except (TypeError, ValueError, AttributeError):
+        return "of other types"
 
 
 def _hash_mbpp(rows: Sequence[dict[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from evaluation.contamination import Contamination, find_contamination
 from evaluation.errors import InputError
 from evaluation.files import write_text
 from evaluation.problems.mbpp import Loaded, load_mbpp, load_mbpp_plus
+from evaluation.problems.toy import generate
 from evaluation.records import Problem, Record
 from evaluation.splits import Ids, Source, Split, build_split, split_mbpp
 
@@ -178,9 +179,7 @@ def _load_mbpp(mbpp: Loaded, plus: Loaded) -> _Parts:
 
 
 def _load_toy(data_seed: int) -> _Parts:
-    from evaluation.problems import toy
-
-    made = toy.generate(data_seed)
+    made = generate(data_seed)
     train, held_out = tuple(made.train), tuple(made.held_out)
     ids = Ids(train=tuple(p.number for p in train), plus=tuple(p.number for p in held_out), test=())
     content = hashlib.sha256(_jsonl((*train, *held_out)).encode()).hexdigest()
