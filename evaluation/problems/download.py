@@ -50,6 +50,8 @@ def main(argv: list[str]) -> int:
     try:
         revision = {"mbpp": download_mbpp, "mbpp_plus": download_mbpp_plus}[name](Path(out))
     except Exception as error:  # noqa: BLE001 - the boundary: one line for the caller, whatever the library raised
+        while error.__cause__ is not None:  # libraries wrap the reason: "an error occurred"
+            error = error.__cause__
         sys.stderr.write(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}\n")
         return 3
     sys.stdout.write(f"{revision}\n")
