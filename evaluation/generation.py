@@ -37,6 +37,8 @@ class Completion:
     """Of each token, under the untruncated distribution at the sampling temperature."""
     finish_reason: str
     """`stop` or `length`."""
+    entropy_sum: float = 0.0
+    """Sum over tokens of the entropy, in nats, of the distribution each was drawn from (before truncation)."""
 
 
 def row_seed(seed: int, purpose: str, problem_id: str, index: int) -> int:
@@ -99,8 +101,8 @@ def sample(
             rows = _Rows(len(prompts) * n, max_new_tokens, set(stop_ids), stop_text)
             logits = decoder.prefill(prompts, n, pad_id)
             for t in range(max_new_tokens):
-                next_ids, logprobs = choose(logits, noise_BT[rows.live, t], temperature, top_p)
-                keep = rows.add(next_ids, logprobs)
+                next_ids, logprobs, entropies = choose(logits, noise_BT[rows.live, t], temperature, top_p)
+                keep = rows.add(next_ids, logprobs, entropies)
                 if not len(keep) or t == max_new_tokens - 1:
                     break
                 if len(keep) < SHRINK_BELOW * len(rows.live):
@@ -115,7 +117,7 @@ def sample(
 
 def choose(
     logits: torch.Tensor, noise: torch.Tensor, temperature: float, top_p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Take one token a row by inverse-CDF sampling.
 
     Args:
@@ -125,7 +127,8 @@ def choose(
         top_p: nucleus mass.
 
     Returns:
-        (B,) token ids and (B,) log-probs under the untruncated distribution (temperature 0: at temperature 1).
+        (B,) token ids, their (B,) log-probs and the (B,) entropies of the untruncated distribution (temperature 0: at
+        temperature 1).
 
     Raises:
         NonFiniteLogits: a logit is NaN or infinite.
@@ -134,15 +137,17 @@ def choose(
     if not bool(torch.isfinite(logits).all()):
         raise NonFiniteLogits("the model's logits are not finite")
     logprobs_BV = torch.log_softmax(logits / temperature if temperature > 0 else logits, -1)
+    probs_BV = logprobs_BV.exp()
+    entropies = -(probs_BV * logprobs_BV).sum(-1)
     if temperature == 0:
         ids = logits.argmax(-1)
     elif top_p < 1:
-        ids = _nucleus(logprobs_BV.exp(), noise, top_p)
+        ids = _nucleus(probs_BV, noise, top_p)
     else:
-        cdf = logprobs_BV.double().exp().cumsum(-1)
+        cdf = probs_BV.double().cumsum(-1)
         ids = torch.searchsorted(cdf, noise[:, None] * cdf[:, -1:], right=True).squeeze(-1)
         ids = ids.clamp_(max=logits.shape[-1] - 1)
-    return ids, logprobs_BV.gather(-1, ids[:, None]).squeeze(-1)
+    return ids, logprobs_BV.gather(-1, ids[:, None]).squeeze(-1), entropies
 
 
 def _nucleus(probs_BV: torch.Tensor, noise: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -167,18 +172,19 @@ class _Rows:
         self.max_new_tokens, self.stop_ids, self.stop_text = max_new_tokens, stop_ids, stop_text
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self.logprobs: list[list[float]] = [[] for _ in range(count)]
+        self.entropies = [0.0] * count
         self.stopped = [False] * count
 
-    def add(self, ids: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
+    def add(self, ids: torch.Tensor, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         """Append one token to every unfinished row; return the places in the batch that go on."""
         going = []
-        for place, (row, token, logprob) in enumerate(
-            zip(self.live.tolist(), ids.tolist(), logprobs.tolist(), strict=True)
-        ):
+        columns = (x.tolist() for x in (self.live, ids, logprobs, entropies))
+        for place, (row, token, logprob, entropy) in enumerate(zip(*columns, strict=True)):
             if self.stopped[row]:
                 continue
             self.tokens[row].append(token)
             self.logprobs[row].append(logprob)
+            self.entropies[row] += entropy
             self.stopped[row] = token in self.stop_ids or (
                 self.stop_text is not None and self.stop_text(self.tokens[row])
             )
@@ -189,7 +195,8 @@ class _Rows:
     def completions(self) -> list[Completion]:
         """Return every row as drawn."""
         reasons = ("stop" if s else "length" for s in self.stopped)
-        return [Completion(t, lp, r) for t, lp, r in zip(self.tokens, self.logprobs, reasons, strict=True)]
+        drawn = zip(self.tokens, self.logprobs, reasons, self.entropies, strict=True)
+        return [Completion(t, lp, r, e) for t, lp, r, e in drawn]
 
 
 class CachedDecoder:

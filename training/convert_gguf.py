@@ -26,7 +26,9 @@ def gguf_file() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     folder = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else None
     if folder is None or not (folder / FILE).is_file():
-        raise MachineError("model", "smollm2_135m", f"the package {PACKAGE} is not installed", "run `make install-smol`")
+        raise MachineError(
+            "model", "smollm2_135m", f"the package {PACKAGE} is not installed", "run `make install-smol`"
+        )
     return folder / FILE
 
 

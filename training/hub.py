@@ -15,7 +15,6 @@ from evaluation.manifests import MANIFEST, parse_manifest
 from training.cell import MODELS, differences
 from training.store import Store
 
-
 _ABOUT = """GRPO runs along a learning-rate ladder, with and without replay of past rollouts. Every folder has a
 `MANIFEST.json` with the hashes of its files and the whole configuration of its cell."""
 

@@ -5,12 +5,13 @@ of another identity is never overwritten. Does not guarantee: anything about fil
 (`verify` finds those). Only `file://` is served here; another scheme is another `Backend`.
 """
 
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import Field
 
@@ -255,12 +256,12 @@ def open_store(url: str) -> Store:
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
-        scheme, rest = "file", quote(url)
+        scheme, rest = "file", quote(os.fsencode(url))
     if scheme != "file":
         raise InputError("store", url, f"scheme '{scheme}' is not served yet", "use file:///path")
     if separator and not rest.startswith("/"):
         raise InputError("store", url, "a file URL has three slashes and a full path", "use file:///path")
     if not rest:
         raise InputError("store", url, "is empty", "use file:///path")
-    root = Path(unquote(rest)).expanduser().absolute()
+    root = Path(os.fsdecode(unquote_to_bytes(rest))).expanduser().absolute()
     return Store(root.as_uri(), LocalBackend(root))

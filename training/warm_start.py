@@ -177,7 +177,13 @@ def warm_start(out: Path, steps: int = STEPS, problem_seed: int = 0) -> float:
         optimizer.step()
         last = loss.item()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=EOS, pad_token=PAD, padding_side="left")
-    recipe = {"schema": "warm_start/1", "problem_seed": problem_seed, "steps": steps, "batch": BATCH, "peak_lr": PEAK_LR}
+    recipe = {
+        "schema": "warm_start/1",
+        "problem_seed": problem_seed,
+        "steps": steps,
+        "batch": BATCH,
+        "peak_lr": PEAK_LR,
+    }
     recipe |= {"mistake_probability": MISTAKE_PROBABILITY, "wrong_probability": WRONG_PROBABILITY}
     with whole_folder(out) as partial:
         model.save_pretrained(partial)
@@ -190,7 +196,9 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description="Make the shipped small model (docs/demo.md).")
     parser.add_argument("--out", type=Path, required=True, help="folder to write, whole or not at all")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps of {BATCH} solutions (default {STEPS})")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help=f"optimizer steps of {BATCH} solutions (default {STEPS})"
+    )
     parser.add_argument("--problem-seed", type=int, default=0, help="seed of the generated problems (default 0)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")

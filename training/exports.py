@@ -1,0 +1,65 @@
+"""From a model in memory to a complete, checked Hugging Face folder."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from evaluation.files import whole_folder
+from evaluation.manifests import Provenance, write_manifest
+
+NEEDED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+MAX_SHARD = "1GB"
+"""A file is the unit of resuming an upload."""
+
+
+class NonFiniteWeights(RuntimeError):
+    """A tensor holds NaN or infinity: the run has diverged."""
+
+
+def export_checkpoint(
+    model: Any, tokenizer: Any, out: Path, *, dtype: str, stop_ids: tuple[int, ...], provenance: Provenance
+) -> None:
+    """Write `out` as a complete model directory with its manifest, under another name and renamed when checked.
+
+    Args:
+        model: the policy (fp32 weights; left as it is).
+        tokenizer: saved beside it.
+        out: `global_step_N`.
+        dtype: `bfloat16` or `float32`, of the published weights.
+        stop_ids: written into generation_config.json, so that other tools stop where we do.
+        provenance: of the manifest.
+
+    Raises:
+        NonFiniteWeights: a tensor is not finite.
+        ValueError: the written folder does not load completely.
+    """
+    target = getattr(torch, dtype)
+    with whole_folder(out) as partial:
+        state = {k: v.detach().to(target) for k, v in model.state_dict().items()}
+        model.save_pretrained(partial, state_dict=state, max_shard_size=MAX_SHARD)
+        config = type(model.config).from_dict({**model.config.to_dict(), "dtype": dtype})
+        config.save_pretrained(partial)
+        stops = list(stop_ids) if len(stop_ids) > 1 else stop_ids[0]
+        GenerationConfig(eos_token_id=stops, pad_token_id=tokenizer.pad_token_id).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        check_folder(partial)
+        write_manifest(partial, "checkpoint", provenance)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a model folder that lacks a file, holds a non-finite tensor or does not load every weight."""
+    absent = [n for n in NEEDED if not (folder / n).is_file()]
+    if absent:
+        raise ValueError(f"{folder}: lacks {', '.join(absent)}")
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  safe_open is not a mapping
+                if not bool(torch.isfinite(tensors.get_tensor(name)).all()):
+                    raise NonFiniteWeights(f"{file.name}: {name} is not finite")
+    _, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    wrong = {k: sorted(info[k]) for k in ("missing_keys", "unexpected_keys", "mismatched_keys") if info.get(k)}
+    if wrong:
+        raise ValueError(f"{folder}: does not load completely: {wrong}")

@@ -1,0 +1,310 @@
+"""GRPO with loss terms, on TRL's trainer: the only file that touches TRL's internals.
+
+What is overridden, and why (tests/training/test_trl_pins.py fails when TRL changes underneath):
+
+- `_get_train_sampler`: TRL's order depends on how many epochs one process has seen; ours on (seed, epoch) alone.
+- `_generate_and_score_completions`: per-step seeds, and the step's rollouts with their advantages.
+- `_compute_loss`: rows without advantage add nothing to the loss, so they may be left out of the forward pass.
+- `training_step`: replay's own micro-batches, in the same optimizer step, before the gradient is clipped.
+- `_save_checkpoint`: resume states whole or absent, and the published checkpoint after its resume state.
+
+With no term and `drop_zero` off, loss and gradients are TRL's own.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from evaluation.judge import Judge
+from evaluation.prompts import PromptSpec, prompt_ids, render
+from evaluation.records import Outcome, Problem
+from training.cell import Cell
+from training.folder import RunFolder, Runtime
+from training.objectives import collate, mean_token_nll
+from training.replay import Draw, ReplayBuffer
+from training.reward import score_rollouts
+from training.rollouts import Rollout, draw_step, write_rollouts
+
+
+def stream_seed(seed: int, step: int, stream: str) -> int:
+    """Return the seed of a random stream at one step: no stream depends on another's history."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{stream}".encode()).digest()[:7], "big")
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's sampler with an order that is a function of (seed, epoch), so that a resumed run sees the same data."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set by accelerate at the start of every epoch, also after a resume."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(stream_seed(self.seed or 0, self.epoch, "data"))
+        return super().__iter__()
+
+
+def grpo_config(cell: Cell, runtime: Runtime, scratch: Path) -> GRPOConfig:
+    """Return every setting that makes the run mean what the cell says; docs/training.md has the reason of each."""
+    g, cuda = cell.grpo, runtime.device.startswith("cuda")
+    rollouts = g.prompts_per_step * g.rollouts_per_prompt
+    micro = min(runtime.micro_batch, rollouts)
+    while rollouts % micro:
+        micro -= 1
+    return GRPOConfig(
+        output_dir=str(scratch),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rollouts // micro,
+        num_generations=g.rollouts_per_prompt,
+        max_completion_length=g.max_new_tokens,
+        temperature=g.temperature,
+        top_p=g.top_p,
+        top_k=0,
+        beta=g.beta,
+        epsilon=g.epsilon,
+        loss_type=g.loss_type,
+        scale_rewards=g.scale_rewards,
+        mask_truncated_completions=g.mask_truncated,
+        num_iterations=1,
+        learning_rate=cell.lr,
+        lr_scheduler_type=g.lr_schedule,
+        warmup_steps=g.warmup_steps,
+        adam_beta1=g.adam_beta1,
+        adam_beta2=g.adam_beta2,
+        weight_decay=g.weight_decay,
+        max_grad_norm=g.max_grad_norm,
+        max_steps=cell.steps,
+        seed=cell.seed,
+        data_seed=cell.seed,
+        bf16=cuda and g.compute_dtype == "bfloat16",
+        use_cpu=not cuda,
+        gradient_checkpointing=cuda,
+        use_vllm=runtime.sampler == "vllm",
+        vllm_mode="colocate",
+        vllm_importance_sampling_correction=False,
+        vllm_max_model_length=None,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+        dataloader_pin_memory=cuda,
+    )
+
+
+class CellTrainer(GRPOTrainer):
+    """Trains one cell; writes rollouts, and leaves each step's figures in `row` for the log."""
+
+    def __init__(
+        self,
+        *,
+        cell: Cell,
+        spec: PromptSpec,
+        runtime: Runtime,
+        folder: RunFolder,
+        problems: list[Problem],
+        judge: Judge,
+        model: Any,
+        tokenizer: Any,
+        callbacks: list[Any],
+    ) -> None:
+        self.cell, self.spec, self.runtime, self.folder, self.judge = cell, spec, runtime, folder, judge
+        self.problems = {p.problem_id: p for p in problems}
+        self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
+        self.term = cell.terms[0] if cell.terms else None
+        self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
+        self.row: dict[str, Any] = {}
+        self.step_rollouts: list[Rollout] = []
+        self.outcomes: list[Outcome] = []
+        self.completions: list[Any] = []
+        template = tokenizer.apply_chat_template if spec.rendering == "chat" else None
+        rows = [{"prompt": render(spec, p, template), "problem_id": p.problem_id} for p in problems]
+        super().__init__(
+            model=model,
+            args=grpo_config(cell, runtime, folder.root / "resume"),
+            reward_funcs=self._make_reward(),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            callbacks=callbacks,
+            rollout_func=_roll_out,
+        )
+
+    @property
+    def step_number(self) -> int:
+        """The step being taken, from 1."""
+        return self.state.global_step + 1
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
+        s = super()._get_train_sampler(dataset)
+        assert isinstance(s, RepeatSampler)
+        return EpochSampler(s.data_source, s.mini_repeat_count, s.batch_size, s.repeat_count, s.shuffle, s.seed)
+
+    def _make_reward(self) -> Any:
+        def passes_asserts(prompts: Any, completions: list[str], problem_id: list[str], **_: Any) -> list[float]:
+            self.outcomes = score_rollouts(self.judge, self.spec, self.problems, problem_id, self._texts())
+            return [float(o is Outcome.PASS) for o in self.outcomes]
+
+        return passes_asserts
+
+    def _texts(self) -> list[str]:
+        ids = [c.token_ids for c in self.completions]
+        return self.processing_class.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self.row = {"started": time.monotonic()}
+        self.batch_problem_ids = [x["problem_id"] for x in inputs]
+        torch.manual_seed(stream_seed(self.args.seed, self.state.global_step, "trl"))
+        out = super()._generate_and_score_completions(inputs)
+        self._record(inputs, out["advantages"].tolist())
+        return out
+
+    def _record(self, inputs: list[dict[str, Any]], advantages: list[float]) -> None:
+        """Keep the step's rollouts on disk, and its means for the log."""
+        group, texts = self.num_generations, self._texts()
+        self.step_rollouts = [
+            Rollout(
+                problem_id=x["problem_id"],
+                index=i % group,
+                prompt=x["prompt"],
+                completion=text,
+                token_ids=c.token_ids,
+                logprobs=c.logprobs,
+                finish_reason=c.finish_reason,
+                outcome=outcome.value,
+                reward=float(outcome is Outcome.PASS),
+                advantage=advantage,
+            )
+            for i, (x, text, c, outcome, advantage) in enumerate(
+                zip(inputs, texts, self.completions, self.outcomes, advantages, strict=True)
+            )
+        ]
+        write_rollouts(self.folder.rollout(self.step_number), self.step_rollouts)
+        count = len(self.step_rollouts)
+        tokens = sum(len(c.token_ids) for c in self.completions)
+        self.row |= {
+            "reward": sum(r.reward for r in self.step_rollouts) / count,
+            "entropy": sum(c.entropy_sum for c in self.completions) / tokens,
+            "mean_tokens": tokens / count,
+            "truncated_fraction": sum(c.finish_reason == "length" for c in self.completions) / count,
+            "loss": 0.0,
+            "replay": None,
+        }
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        if self.runtime.drop_zero and self.model.training:
+            inputs = _with_advantage(inputs)
+        return super()._compute_loss(model, inputs)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Take a micro-batch; after the last of the step, add the replayed rollouts' gradient to it."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.row["loss"] += loss.item()
+        if self.accelerator.sync_gradients and self.buffer is not None:
+            draw = self.buffer.draw(self.step_number)
+            nll = self._replay_backward(model, draw)
+            self.row["replay"] = draw.figures | {"nll": nll}
+            if nll is not None:
+                assert self.term is not None
+                self.row["loss"] += self.term.weight * nll
+            self._restock()
+        return loss
+
+    def _replay_backward(self, model: Any, draw: Draw) -> float | None:
+        """Add lambda x mean-token NLL of the drawn completions to the gradient; return the NLL."""
+        if not draw.rollouts:
+            return None
+        assert self.term is not None
+        total, nll = sum(len(r.token_ids) for r in draw.rollouts), 0.0
+        by_length = sorted(draw.rollouts, key=lambda r: len(r.prompt_ids) + len(r.token_ids))
+        for start in range(0, len(by_length), self.runtime.micro_batch):
+            part = by_length[start : start + self.runtime.micro_batch]
+            batch = collate(
+                [(r.prompt_ids, r.token_ids) for r in part],
+                self.processing_class.pad_token_id,
+                self.accelerator.device,
+            )
+            width = batch.completion_mask_BT.shape[1]
+            logprobs, _, _ = self._get_per_token_logps_and_entropies(model, batch.ids_BT, batch.attention_BT, width)
+            loss = mean_token_nll(logprobs, batch.completion_mask_BT, total)
+            self.accelerator.backward(self.term.weight * loss)
+            nll += loss.item()
+        return nll
+
+    def _restock(self) -> None:
+        """Let this step's groups into the buffer, after its draw."""
+        assert self.buffer is not None
+        group = self.num_generations
+        for start in range(0, len(self.step_rollouts), group):
+            rollouts = self.step_rollouts[start : start + group]
+            problem = rollouts[0].problem_id
+            self.buffer.add(
+                self.step_number,
+                problem,
+                self.prompt_tokens[problem],
+                [(r.completion, r.token_ids) for r in rollouts],
+                [r.reward for r in rollouts],
+            )
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Let Trainer save into a scratch folder; the resume state is that folder, completed and renamed."""
+        from training.callbacks import save_resume  # the callbacks know the order of writes
+
+        save_resume(self, lambda: super(GRPOTrainer, self)._save_checkpoint(model, trial))
+
+    def restore(self, resume: Path) -> None:
+        """Take up everything that Trainer does not save itself."""
+        state = json.loads((resume / "cell_state.json").read_text(encoding="utf-8"))
+        self._step = state["global_step"] * self.args.gradient_accumulation_steps
+        if self.buffer is not None:
+            self.buffer.restore(state["replay"])
+
+
+def _roll_out(prompts: list[str], trainer: CellTrainer) -> dict[str, Any]:
+    """TRL's `rollout_func`: prompts come repeated, one a rollout; each distinct one is prefilled once."""
+    group = trainer.num_generations
+    ids = trainer.batch_problem_ids[::group]
+    tokens = [trainer.prompt_tokens[p] for p in ids]
+    policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    drawn = draw_step(
+        policy,
+        trainer.processing_class,
+        trainer.spec,
+        trainer.cell.grpo,
+        tokens,
+        ids,
+        trainer.cell.seed,
+        trainer.state.global_step,
+    )
+    trainer.completions = [c for completions in drawn for c in completions]
+    return {
+        "prompt_ids": [list(t) for t in tokens for _ in range(group)],
+        "completion_ids": [c.token_ids for c in trainer.completions],
+        "logprobs": [c.logprobs for c in trainer.completions],
+    }
+
+
+def _with_advantage(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Keep the rows whose advantage is not zero (one at least); the loss is normalised by all tokens all the same."""
+    rows = len(inputs["advantages"])
+    keep = inputs["advantages"] != 0
+    if not bool(keep.any()):
+        keep[0] = True
+    kept = {k: v[keep] if torch.is_tensor(v) and v.ndim and len(v) == rows else v for k, v in inputs.items()}
+    longest = int(kept["completion_mask"].sum(1).max().clamp(min=1))
+    width = inputs["completion_mask"].shape[1]
+    return {
+        k: v[:, :longest]
+        if torch.is_tensor(v) and v.ndim == 2 and v.shape[1] == width and k not in {"prompt_ids", "prompt_mask"}
+        else v
+        for k, v in kept.items()
+    }
