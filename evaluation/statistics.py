@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 RESAMPLES = 4000
 """Bootstrap resamples: the Monte-Carlo error of a 95 % limit is then about 3 % of the interval's width."""
@@ -81,6 +80,8 @@ def flat_drop(rates_TP: np.ndarray, n: int, seed: int = 0, resamples: int = 400)
 
 def wilson_interval(passed: int, n: int, level: float = 0.95) -> tuple[float, float]:
     """Return Wilson's score interval of a single rate (for one greedy sample a problem)."""
+    from scipy import stats  # a second to import, and the specifications only need this module's records
+
     found = stats.binomtest(passed, n).proportion_ci(level, method="wilson")
     return float(found.low), float(found.high)
 
@@ -89,6 +90,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
     """Return the exact two-sided p-value of paired binary outcomes, from the discordant pairs alone."""
     if only_first + only_second == 0:
         return 1.0
+    from scipy import stats
+
     return float(stats.binomtest(only_first, only_first + only_second).pvalue)
 
 

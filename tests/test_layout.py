@@ -23,6 +23,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """`file:function` -> why it is longer than 40 lines."""
 
 SHADOWS: dict[str, str] = {
+    "evaluation/requests.py": "the requests of evaluation.run; always imported through its package",
     "evaluation/statistics.py": "the contract names evaluation.statistics; always imported through its package",
 }
 """File -> why its name may be that of a standard module."""

@@ -179,6 +179,7 @@ CELL = {
     "seed": 0,
     "steps": 4,
     "stride": 2,
+    "grpo": {"compute_dtype": "float32"},
 }
 FILE = {
     "schema": "cell/1",

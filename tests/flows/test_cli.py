@@ -145,8 +145,8 @@ def test_doctor_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [p for p in (tmp_path / "store").rglob("*") if p.is_file()] == []
 
 
-def test_light_commands_start_in_half_a_second() -> None:
-    """Processor time, since other work may share the machine."""
+def test_light_commands_start_within_a_second_of_processor_time() -> None:
+    """About 0.35 s on a quiet core; scipy alone would take another second."""
     code = (
         "import resource, sys\n"
         "from flows.cli import main\n"
@@ -158,7 +158,7 @@ def test_light_commands_start_in_half_a_second() -> None:
         float(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr)
         for _ in range(3)
     ]
-    assert min(seconds) < 0.5
+    assert min(seconds) < 1
 
 
 def test_what_a_library_prints_is_no_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
