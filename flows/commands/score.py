@@ -103,11 +103,13 @@ def problems_of(benchmark: str, path: str | None, mbpp: str | None, mbpp_plus: s
 
 def score_answer(score: "Score", out: Path) -> Answer:
     """Return the answer for a score: pass@k of each suite with its interval; exit 1 if the judge failed on a sample."""
-    suites = {"base": score.pass_at_k.base, "plus": score.pass_at_k.plus}
-    rows = [("suite", "k", "pass@k", "95 % interval")]
-    for suite, curve in suites.items():
-        rows += [(suite, k, f"{i.value:.4f}", f"{i.low:.4f} .. {i.high:.4f}") for k, i in (curve or {}).items()]
-    errors = score.outcomes["harness_error"]
-    told = ", ".join(f"{n} {word}" for word, n in score.outcomes.items())
-    text = f"{table(rows)}\n{score.num_problems} problems x {score.n}: {told}\nwritten to {out}"
-    return Answer.of(score, text, 1 if errors else 0)
+    rows: list[tuple[str, ...]] = [("suite", "k", "pass@k", "95 % interval")]
+    for suite, curve in score.pass_at_k.items():
+        for k, found in (curve or {}).items():
+            told = ("-", "not every problem has k judged samples")
+            if found.value is not None:
+                told = (f"{found.value:.4f}", f"{found.low:.4f} .. {found.high:.4f}")
+            rows.append((suite, k, *told))
+    outcomes = ", ".join(f"{count} {word}" for word, count in score.outcomes.items())
+    text = f"{table(rows)}\n{score.num_problems} problems x {score.n}: {outcomes}\nwritten to {out}"
+    return Answer.of(score, text, 1 if score.num_errors else 0)
