@@ -1,0 +1,125 @@
+"""MBPP's asserts, judged outside the program: the call goes in, its value comes out, the rest is evaluated here.
+
+`assert f([1, 2]) == 3` becomes the call's arguments and the question `value == 3`. Where arguments need the program's
+own names (a tree of its Node class, built by the problem's set-up code), the call is evaluated in the program's
+namespace instead; the comparison still happens here.
+"""
+
+import ast
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.judge.wire import Malformed, decode
+
+_VALUES = "__values"
+_NAMES = {"math": math, "sys": sys}
+
+
+@dataclass(frozen=True)
+class AssertSuite:
+    """Asserts of one problem, taken apart."""
+
+    calls: tuple[Any, ...] | None
+    """Argument tuples, or None: `expressions` are evaluated in the program's namespace."""
+    expressions: tuple[str, ...]
+    questions: tuple[Any, ...]
+    """Compiled expressions over the values."""
+
+    @property
+    def size(self) -> int:
+        """Number of asserts."""
+        return len(self.questions)
+
+    def accepts(self, index: int, raw: bytes) -> bool:
+        """Return whether the assert holds of the value that the child sent."""
+        if raw[:1] != b"v":
+            return False
+        try:
+            value = decode(raw[1:])
+            values = (value,) if self.calls is not None else value
+            scope = {"__builtins__": _BUILTINS, **_NAMES, _VALUES: values}
+            return bool(eval(self.questions[index], scope))
+        except (Malformed, TypeError, ValueError, OverflowError, ArithmeticError, LookupError, RecursionError):
+            return False
+        except AttributeError:
+            return False
+
+
+_BUILTINS = {
+    f.__name__: f
+    for f in (
+        abs,
+        all,
+        any,
+        bool,
+        dict,
+        float,
+        frozenset,
+        int,
+        len,
+        list,
+        max,
+        min,
+        repr,
+        round,
+        set,
+        sorted,
+        str,
+        sum,
+        tuple,
+        type,
+    )
+}
+
+
+def take_apart(entry_point: str, asserts: Sequence[str], setup: str) -> AssertSuite:
+    """Split each assert into what the program computes and the question asked of it.
+
+    Raises:
+        ValueError: a line is not an assert, or does not call the function.
+    """
+    parsed = [_Assert(entry_point, line) for line in asserts]
+    calls = [p.arguments for p in parsed]
+    literal = all(c is not None for c in calls) and not setup.strip()
+    return AssertSuite(
+        calls=tuple(calls) if literal else None,
+        expressions=tuple(p.expression for p in parsed),
+        questions=tuple(p.question for p in parsed),
+    )
+
+
+class _Assert(ast.NodeTransformer):
+    """One assert with each call of the function replaced by its place among the values."""
+
+    def __init__(self, entry_point: str, line: str) -> None:
+        self.entry_point = entry_point
+        self.calls: list[ast.Call] = []
+        body = ast.parse(line.strip()).body
+        if len(body) != 1 or not isinstance(body[0], ast.Assert):
+            raise ValueError(f"asserts: not one assert statement: {line.strip()[:80]}")
+        question = ast.Expression(self.visit(body[0].test))
+        if not self.calls:
+            raise ValueError(f"asserts: {entry_point} is not called in: {line.strip()[:80]}")
+        self.question = compile(ast.fix_missing_locations(question), "<assert>", "eval")
+        self.expression = "(" + "".join(ast.unparse(c) + ", " for c in self.calls) + ")"
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802  the name is ast's
+        """Replace a call of the function; look inside any other."""
+        if isinstance(node.func, ast.Name) and node.func.id == self.entry_point:
+            self.calls.append(node)
+            name = ast.Name(_VALUES, ast.Load())
+            return ast.Subscript(name, ast.Constant(len(self.calls) - 1), ast.Load())
+        return self.generic_visit(node)
+
+    @property
+    def arguments(self) -> tuple[Any, ...] | None:
+        """The arguments, when there is one call and they are literals."""
+        if len(self.calls) != 1 or self.calls[0].keywords:
+            return None
+        try:
+            return tuple(ast.literal_eval(a) for a in self.calls[0].args)
+        except (ValueError, TypeError, SyntaxError):
+            return None
