@@ -52,6 +52,17 @@ def _dumps(value: Any, indent: int | None = None) -> str:
     return text
 
 
+def append_jsonl(path: Path, rows: Iterable[BaseModel]) -> None:
+    """Append rows in one write; a kill may cut the last line, which `read_jsonl` leaves out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as f:
+        f.write(
+            "".join(json.dumps(r.model_dump(mode="json"), ensure_ascii=False, allow_nan=False) + "\n" for r in rows)
+        )
+        f.flush()
+        os.fsync(f.fileno())
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read the complete lines of a JSONL file; a last line cut by a kill is left out.
 

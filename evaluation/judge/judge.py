@@ -109,6 +109,7 @@ class Judge:
         self.suites: Suites = suites
         self.num_workers, self.cache = workers, cache
         self.prepared: dict[tuple[str, str], _Suite] = {}
+        self.known: dict[tuple[str, str], Verdict] = {}
         self.lock = threading.Lock()
         self.workers = [_Worker() for _ in range(workers)]
         self.workers[0].zygote(numpy=False)  # fails here, not at the first program, where there is no cage
@@ -141,10 +142,12 @@ class Judge:
             KeyError: a program of an unknown problem.
         """
         keys = [(p.problem_id, p.source.strip()) for p in programs]
-        sources = {k: p for k, p in zip(keys, programs, strict=True)}
+        sources = dict(zip(keys, programs, strict=True))
         for problem_id, _ in sources:
             self.problems[problem_id]
-        verdicts: dict[tuple[str, str], Verdict] = {}
+        verdicts = {k: self.known[k] for k in sources if k in self.known}
+        sources = {k: p for k, p in sources.items() if k not in verdicts}
+        num_known = len(verdicts)
         todo: queue.SimpleQueue[Program] = queue.SimpleQueue()
         for program in sources.values():
             todo.put(program)
@@ -158,7 +161,7 @@ class Judge:
                     with self.lock:
                         verdicts[program.problem_id, program.source.strip()] = verdict
                         if progress:
-                            progress(len(verdicts), len(sources))
+                            progress(len(verdicts), num_known + len(sources))
             except queue.Empty:
                 return
             except BaseException as e:  # noqa: BLE001  carried to the caller's thread
@@ -172,6 +175,7 @@ class Judge:
             thread.join()
         if errors:
             raise errors[0]
+        self.known |= {k: v for k, v in verdicts.items() if not v.errored}
         return [verdicts[k] for k in keys]
 
     def _judge_one(self, worker: "_Worker", program: Program) -> Verdict:
