@@ -1,0 +1,112 @@
+"""The environment, read here and nowhere else; and what Prefect must find in it before it is imported."""
+
+import os
+import shutil
+import subprocess
+from typing import Literal
+
+from evaluation.errors import InputError
+from evaluation.records import Record
+
+PREFECT_DEFAULTS = {
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "240",  # the first start of a home migrates its database
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",  # its temporary server tells of harmless cancellations at exit
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLIENT_MAX_RETRIES": "10",
+    "DO_NOT_TRACK": "1",
+}
+CHILD_KEEPS = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_HOME",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "HF_ENDPOINT",
+    "HF_TOKEN",
+    "HF_HUB_CACHE",
+    "XDG_CACHE_HOME",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+    "MBPP_OVERRIDE_PATH",
+    "COVERAGE_PROCESS_CONFIG",
+    "COVERAGE_PROCESS_START",
+)
+"""What a trainer or evaluator gets of our environment: no storage or server credentials. A program gets nothing."""
+
+
+class Settings(Record):
+    """Where and how this process runs things."""
+
+    launcher: Literal["process", "deployment"] = "process"
+    """`process`: children of this process; `deployment`: child flow runs in the work pools `gpu` and `eval`."""
+    gpus: tuple[str, ...] = ()
+    """Devices that cells may use here."""
+    cores: int = 1
+    home: str = ""
+    """Where pools find this project (`ABLATION_HOME`)."""
+
+
+def settings() -> Settings:
+    """Read the environment.
+
+    Raises:
+        InputError: ABLATION_LAUNCHER is neither of its two values.
+    """
+    launcher = os.environ.get("ABLATION_LAUNCHER", "process")
+    if launcher not in {"process", "deployment"}:
+        raise InputError("ABLATION_LAUNCHER", launcher, "unknown launcher", "use process or deployment")
+    return Settings.model_validate(
+        {
+            "launcher": launcher,
+            "gpus": _gpus(),
+            "cores": len(os.sched_getaffinity(0)),
+            "home": os.environ.get("ABLATION_HOME", ""),
+        }
+    )
+
+
+def _gpus() -> tuple[str, ...]:
+    """List the devices of this host without CUDA: what `CUDA_VISIBLE_DEVICES` names, else what nvidia-smi lists."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shutil.which("nvidia-smi") is None or named == "":
+        return ()
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(g.strip() for g in named.split(",")) if named is not None and listed else tuple(listed)
+
+
+def prepare_prefect(quiet: bool = True) -> None:
+    """Set what Prefect reads when it is imported, unless somebody has."""
+    for name, value in PREFECT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    if quiet:
+        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+
+
+def child_environment(num_threads: int = 1) -> dict[str, str]:
+    """Return the whole environment of a trainer or evaluator."""
+    kept = {k: v for k in CHILD_KEEPS if (v := os.environ.get(k)) is not None}
+    threads = str(num_threads)
+    return kept | {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }

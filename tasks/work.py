@@ -1,0 +1,105 @@
+"""One execution of an experiment: its cells, folders, store and identities; and what is there of what is planned."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from evaluation.manifests import Revisions, is_complete
+from evaluation.problems import Prepared
+from evaluation.prompts import PromptSpec
+from evaluation.protocol import Protocol
+from tasks.models import ModelFiles
+from training.cell import MODELS, Cell, Identity, Model
+from training.experiment import Experiment
+from training.folder import Result, RunFolder
+from training.store import Store
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything the tasks of one flow run share; made once, before anything trains."""
+
+    experiment: Experiment
+    cells: tuple[Cell, ...]
+    runs: Path
+    store: Store
+    prepared: Prepared
+    files: ModelFiles
+    prompt: PromptSpec
+
+    @property
+    def model(self) -> Model:
+        """The base model of every cell."""
+        return MODELS[self.cells[0].model]
+
+    def identity(self, cell: Cell | None) -> Identity:
+        """Identity of a cell, or of the base model's scores."""
+        return Identity(
+            cell_config=cell,
+            split_sha256=self.prepared.split_sha256,
+            prompt_sha256=self.prompt.sha256,
+            revisions=Revisions(model=self.files.identity, datasets=self.prepared.revisions),
+        )
+
+    def folder(self, cell: Cell) -> RunFolder:
+        """Local run directory of a cell."""
+        return RunFolder(self.runs / cell.name)
+
+    def score_rel(self, cell: Cell | None, protocol: Protocol, step: int) -> str:
+        """Place of a score in the store; the base model's are under the model's name."""
+        return f"{cell.name if cell else self.model.name}/scores/{protocol.folder}/global_step_{step}"
+
+    def result(self, cell: Cell) -> Result | None:
+        """How a cell ended, once its logs are sealed in the store."""
+        if not self.store.has(f"{cell.name}/logs"):
+            return None
+        raw = self.store.read(f"{cell.name}/logs/result.json")
+        return Result.model_validate_json(raw) if raw is not None else None
+
+    def expected(self, cell: Cell) -> tuple[int, ...]:
+        """Checkpoints that must be there: all, or those before a recorded divergence."""
+        result = self.result(cell)
+        if result is not None and result.end == "diverged" and result.onset_step is not None:
+            return tuple(s for s in cell.checkpoints if s < result.onset_step)
+        return cell.checkpoints
+
+    def published(self, cell: Cell, step: int) -> bool:
+        """Whether a checkpoint is complete in the store."""
+        return self.store.has(f"{cell.name}/global_step_{step}")
+
+    def ready(self, cell: Cell, step: int) -> bool:
+        """Whether a checkpoint is complete on this disk."""
+        return is_complete(self.folder(cell).checkpoint(step))
+
+    def scored(self, cell: Cell | None, step: int) -> bool:
+        """Whether every protocol has a complete score in the store."""
+        return all(self.store.has(self.score_rel(cell, p, step)) for p in self.experiment.protocols)
+
+    def missing(self) -> list[str]:
+        """Name everything planned that is not in the store, in order."""
+        base = [] if self.scored(None, 0) else [f"{self.model.name}/global_step_0 (score)"]
+        return base + [m for c in self.cells for m in self._missing(c)]
+
+    def _missing(self, cell: Cell) -> list[str]:
+        if self.result(cell) is None:
+            return [f"{cell.name} (not ended)"]
+        found = []
+        for step in self.expected(cell):
+            if not self.published(cell, step):
+                found.append(f"{cell.name}/global_step_{step} (checkpoint)")
+            elif not self.scored(cell, step):
+                found.append(f"{cell.name}/global_step_{step} (score)")
+        return found
+
+    def refuse_others(self) -> None:
+        """Refuse a store or a run directory that another configuration has written to.
+
+        Raises:
+            InputError: with the fields that differ.
+        """
+        for cell in self.cells:
+            identity = self.identity(cell)
+            steps = (f"{cell.name}/global_step_{s}" for s in cell.checkpoints)
+            for rel in (f"{cell.name}/logs", *steps):
+                self.store.refuse_other(rel, identity)
+        for protocol in self.experiment.protocols:
+            self.store.refuse_other(self.score_rel(None, protocol, 0), self.identity(None))
