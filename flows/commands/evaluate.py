@@ -6,13 +6,14 @@ the same words, it goes on where it was.
 
 import argparse
 import json
+import logging
 import re
 import shutil
 import sys
 from pathlib import Path
 
-from evaluation.errors import AblationError, IncompleteError, InputError, MachineError, Stopped
-from evaluation.manifests import Provenance, Revisions, is_complete, read_manifest
+from evaluation.errors import InputError
+from evaluation.manifests import Provenance, Revisions, read_manifest
 from evaluation.problems import BENCHMARKS, Prepared, prepare
 from evaluation.prompts import PromptSpec, default_rendering, resolve
 from evaluation.protocol import Protocol
@@ -22,7 +23,10 @@ from flows.commands.checkpoints import Checkpoint, locate
 from flows.commands.flags import add_data
 from flows.commands.score import score_answer
 from flows.experiments import EXPERIMENTS
+from tasks.launch import ChildFailed, run_to_end
 from training.cell import MODELS
+
+log = logging.getLogger(__name__)
 
 DEFAULTS = {p.benchmark: p for name in ("full", "smoke") for p in EXPERIMENTS[name].protocols}
 """The protocol of each benchmark, as its experiment declares it; flags change single fields."""
@@ -73,7 +77,8 @@ def execute(args: argparse.Namespace) -> Answer:
     write_request(work, request)
     run_evaluation(work, out)
     score = Score.model_validate_json((out / "score.json").read_text(encoding="utf-8"))
-    shutil.rmtree(work)
+    if score.num_errors == 0:
+        shutil.rmtree(work)  # what the judge failed on is tried again by the same command, with the same samples
     return score_answer(score, out)
 
 
@@ -170,35 +175,21 @@ def run_evaluation(work: Path, out: Path) -> None:
     """Run the child to its end; a score with harness errors (exit 1) is an answer, any other failure is raised.
 
     Raises:
-        AblationError: the child's own line, with its exit code.
+        AblationError: the child's own line.
     """
-    from tasks.launch import run_child
+    path = work / "evaluation.log"
+    path.unlink(missing_ok=True)
+    told = 0
 
-    log = work / "evaluation.log"
-    code = run_child([sys.executable, "-m", "evaluation.run", str(work)], log=log)
-    if code == 0 or (code == 1 and is_complete(out)):
-        return
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    told = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
-    kind = next(
-        (k for k in (IncompleteError, ChildInputError, ChildMachineError, Stopped) if k.exit_code == code), None
-    )
-    if kind is None or told is None:
-        raise ChildFailure(f"evaluation={code}: the child failed; read {log}")
-    raise kind(told)
+    def forward() -> None:
+        nonlocal told
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines[told:]:
+            log.info("%s", line)
+        told = len(lines)
 
-
-class ChildFailure(AblationError):
-    """A child died without a line of its own."""
-
-
-class ChildInputError(AblationError):
-    """A child found the input wrong."""
-
-    exit_code = InputError.exit_code
-
-
-class ChildMachineError(AblationError):
-    """A child found that this machine lacks something."""
-
-    exit_code = MachineError.exit_code
+    try:
+        run_to_end([sys.executable, "-m", "evaluation.run", str(work)], log=path, on_tick=forward)
+    except ChildFailed:
+        if not (out / "score.json").is_file():
+            raise
