@@ -9,22 +9,27 @@ on one machine the same command gives the same bytes.
 """
 
 import argparse
+import hashlib
 import json
 import logging
 import math
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import tokenizers
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers import logging as transformers_logging
 
-from evaluation.files import whole_folder, write_json
-from evaluation.problems.toy import Composition, ToyProblems, generate, solution
+from evaluation.errors import AblationError, InputError
+from evaluation.files import sha256_file, whole_folder, write_json
+from evaluation.problems.toy import SHIPPED_SEED, Composition, ToyProblems, generate, solution
 from evaluation.problems.toy_grammar import FILTERS, MAPS, REDUCES, RESULTS, TRANSFORMS
 from evaluation.records import Problem
 
@@ -33,14 +38,17 @@ MISTAKE_PROBABILITY = 0.45
 WRONG_PROBABILITY = 0.05
 STEPS, BATCH = 400, 32
 PEAK_LR, WARMUP_STEPS, FLOOR = 4e-3, 20, 0.02
+CORPUS_SEED, WEIGHTS_SEED, ORDER_SEED = 1, 0, 0
 EOS, PAD = "<eos>", "<pad>"
 EOS_ID, PAD_ID = 0, 1
+RECIPE = "warm_start.json"
+"""Seeds, settings and hashes of a warm start, beside the model."""
 
 Pair = tuple[list[int], list[int]]
 """(prompt ids, completion ids)."""
 
 
-def write_corpus(toy: ToyProblems, seed: int = 1) -> list[tuple[str, str]]:
+def write_corpus(toy: ToyProblems, seed: int = CORPUS_SEED) -> list[tuple[str, str]]:
     """Return shuffled (prompt, imperfect solution) pairs of the warm-start problems."""
     rng = random.Random(seed)
     rows = []
@@ -91,7 +99,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def build_model(vocab_size: int, seed: int = 0) -> Qwen3ForCausalLM:
+def build_model(vocab_size: int, seed: int = WEIGHTS_SEED) -> Qwen3ForCausalLM:
     """Return the untrained model: 3 layers of 96, 4 heads of 32 with 2 key-value heads, tied embeddings."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -113,7 +121,7 @@ def build_model(vocab_size: int, seed: int = 0) -> Qwen3ForCausalLM:
     return model
 
 
-def batches(pairs: list[Pair], steps: int, seed: int = 0) -> Iterator[list[Pair]]:
+def batches(pairs: list[Pair], steps: int, seed: int = ORDER_SEED) -> Iterator[list[Pair]]:
     """Yield `steps` batches of like length: eight batches' worth are drawn, sorted by length and shuffled."""
     rng = random.Random(seed)
     order: list[int] = []
@@ -156,15 +164,56 @@ def rate(step: int, steps: int) -> float:
     return PEAK_LR * min(1.0, max(warm if step < WARMUP_STEPS else cosine, FLOOR))
 
 
-def warm_start(out: Path, steps: int = STEPS, problem_seed: int = 0) -> float:
-    """Write the model, its tokenizer and its recipe to `out`; return the last loss."""
+def warm_start(out: Path, steps: int = STEPS, problem_seed: int = SHIPPED_SEED) -> float:
+    """Write the model, its tokenizer and its recipe to `out`; return the last loss.
+
+    Raises:
+        InputError: there is nothing to train, or `out` holds something else than a warm start.
+    """
+    if steps < 1:
+        raise InputError("steps", steps, "nothing to train", "give 1 or more")
+    if out.exists() and not (out / RECIPE).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError("out", out, "exists and is not a warm-started model's folder", "name another folder")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    toy = generate(problem_seed)
-    corpus = write_corpus(toy)
+    corpus = write_corpus(generate(problem_seed))
     bpe = train_tokenizer([text for pair in corpus for text in pair])
     pairs = [(bpe.encode(p).ids, [*bpe.encode(c).ids, EOS_ID]) for p, c in corpus]
     model = build_model(bpe.get_vocab_size())
+    loss = fit(model, pairs, steps)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=EOS, pad_token=PAD, padding_side="left")
+    with whole_folder(out) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        hashes = {name: sha256_file(partial / name) for name in ("model.safetensors", "tokenizer.json")}
+        hashes["corpus"] = hashlib.sha256(json.dumps(corpus).encode()).hexdigest()
+        write_json(
+            partial / RECIPE,
+            {
+                "schema": "warm_start/1",
+                "seeds": {
+                    "problems": problem_seed,
+                    "corpus": CORPUS_SEED,
+                    "weights": WEIGHTS_SEED,
+                    "order": ORDER_SEED,
+                },
+                "solutions_per_problem": SOLUTIONS_PER_PROBLEM,
+                "mistake_probability": MISTAKE_PROBABILITY,
+                "wrong_probability": WRONG_PROBABILITY,
+                "steps": steps,
+                "batch": BATCH,
+                "peak_lr": PEAK_LR,
+                "num_parameters": model.num_parameters(),
+                "last_loss": loss,
+                "sha256": hashes,
+                "versions": {m.__name__: m.__version__.split("+")[0] for m in (torch, transformers, tokenizers)},
+            },
+        )
+    return loss
+
+
+def fit(model: Qwen3ForCausalLM, pairs: list[Pair], steps: int) -> float:
+    """Train the model in place; return the last batch's loss in nats a token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, weight_decay=0.01, betas=(0.9, 0.98))
     last = math.nan
     for step, batch in enumerate(tqdm(batches(pairs, steps), total=steps, desc="warm start", unit="step")):
@@ -176,36 +225,34 @@ def warm_start(out: Path, steps: int = STEPS, problem_seed: int = 0) -> float:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         last = loss.item()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=EOS, pad_token=PAD, padding_side="left")
-    recipe = {
-        "schema": "warm_start/1",
-        "problem_seed": problem_seed,
-        "steps": steps,
-        "batch": BATCH,
-        "peak_lr": PEAK_LR,
-    }
-    recipe |= {"mistake_probability": MISTAKE_PROBABILITY, "wrong_probability": WRONG_PROBABILITY}
-    with whole_folder(out) as partial:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        write_json(partial / "warm_start.json", recipe | {"last_loss": last, "num_parameters": model.num_parameters()})
     return last
 
 
-def main() -> None:
-    """Run the command."""
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(description="Make the shipped small model (docs/demo.md).")
     parser.add_argument("--out", type=Path, required=True, help="folder to write, whole or not at all")
     parser.add_argument(
         "--steps", type=int, default=STEPS, help=f"optimizer steps of {BATCH} solutions (default {STEPS})"
     )
-    parser.add_argument("--problem-seed", type=int, default=0, help="seed of the generated problems (default 0)")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--seed",
+        "--problem-seed",
+        type=int,
+        default=SHIPPED_SEED,
+        help=f"seed of the generated problems (default {SHIPPED_SEED})",
+    )
+    args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     transformers_logging.disable_progress_bar()
-    loss = warm_start(args.out, args.steps, args.problem_seed)
+    try:
+        loss = warm_start(args.out, args.steps, args.seed)
+    except AblationError as e:
+        sys.stderr.write(f"error: {e}\n")
+        return e.exit_code
     logging.info("%s", json.dumps({"out": str(args.out), "last_loss": loss}))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
