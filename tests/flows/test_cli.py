@@ -223,3 +223,11 @@ def test_a_signal_exits_75_and_says_that_the_same_command_goes_on(store: Path, s
     assert child.wait(30) == 75
     assert child.stderr.read().startswith("error: signal=INT or TERM: stopped; the same command goes on")
     child.stderr.close()
+
+
+@pytest.mark.slow
+def test_doctor_proves_exact_resume_here() -> None:
+    from flows.commands.proof import prove_resume
+
+    check = prove_resume()
+    assert check.ok and "weights" in check.detail
