@@ -60,6 +60,10 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
         runtime = Runtime.model_validate_json(folder.runtime_json.read_text(encoding="utf-8"))
     except ValidationError as error:
         raise explain(error) from error
+    if not Path(runtime.problems_path).is_file():
+        raise InputError("problems_path", runtime.problems_path, "no such file", "run the split first")
+    if Path(runtime.model_path).is_absolute() and not Path(runtime.model_path).is_dir():
+        raise InputError("model_path", runtime.model_path, "no such folder", "name a model folder or a hub repository")
     cuda = runtime.device.startswith("cuda")
     if cell_file.cell.grpo.compute_dtype == "bfloat16" and not cuda:
         raise MachineError("device", runtime.device, "bfloat16 cells are trained on a GPU", "set device to cuda")
