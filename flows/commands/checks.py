@@ -113,15 +113,16 @@ def check_engine() -> Check:
 
 
 def check_judge() -> list[Check]:
-    """The cage of the judge, and planted cheats and reference solutions through it."""
-    from evaluation.judge import audit, cage_level
+    """The judge's cage, and planted cheats and honest programs through it."""
+    from evaluation.judge import JUDGE_VERSION
+    from evaluation.judge.audit import audit
 
     try:
-        level = Check(name="judge cage", ok=True, detail=str(cage_level()))
-        checks = [Check(name=f"judge: {c.name}", ok=c.ok, detail=c.detail) for c in audit()]
+        found = audit()
     except AblationError as e:
         return [Check(name="judge cage", ok=False, detail=str(e))]
-    return [level, *checks]
+    checks = [Check(name=f"judge: {c.name}", ok=c.ok, detail=c.detail) for c in found]
+    return [Check(name="judge cage", ok=True, detail=f"judge {JUDGE_VERSION}"), *checks]
 
 
 def check_store(parameters: Parameters) -> Check:
