@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from evaluation.errors import IncompleteError, InputError
-from evaluation.files import append_jsonl, read_jsonl, write_json, write_jsonl
+from evaluation.files import append_jsonl, read_jsonl, write_json, write_jsonl, write_text
 from evaluation.judge import JUDGE_VERSION, Judge
 from evaluation.manifests import is_complete, write_manifest
 from evaluation.problems import read_problems
@@ -28,6 +28,9 @@ from evaluation.requests import REQUEST, Request, Unit, read_request
 from evaluation.scores import build_score
 
 logger = logging.getLogger("evaluation")
+
+FAILURE = "failure.txt"
+"""Why a unit was given up, for the task that waits for it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,15 +48,20 @@ def serve(folder: Path) -> int:
     request = load_request(folder)
     server = _Server()
     failures: dict[str, str] = {}
+    for unit in request.units:
+        _failure(unit).unlink(missing_ok=True)  # an earlier run gave it up; this one tries again
     idle_since = time.monotonic()
     try:
         while True:
-            unit = next((u for u in request.units if u.out not in failures and not is_complete(Path(u.out))), None)
+            todo = (u for u in request.units if not _failure(u).exists() and not is_complete(Path(u.out)))
+            unit = next(todo, None)
             if unit is not None:
                 try:
                     server.score(request, unit)
+                    failures.pop(unit.out, None)
                 except IncompleteError as e:
                     failures[unit.out] = str(e)
+                    write_text(_failure(unit), f"{e}\n")
                     logger.warning("%s: %s", unit.label, e)
                 idle_since = time.monotonic()
             elif request.closed or time.monotonic() - idle_since > request.linger_s:
@@ -66,6 +74,10 @@ def serve(folder: Path) -> int:
     if failures:
         raise IncompleteError(f"units={len(failures)}: {next(iter(failures.values()))}; run the same command again")
     return 0
+
+
+def _failure(unit: Unit) -> Path:
+    return Path(unit.out) / FAILURE
 
 
 def load_request(folder: Path) -> Request:

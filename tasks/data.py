@@ -1,0 +1,104 @@
+"""Before anything trains: preflight, the split, the model's prompt specification, and the audits that gate training."""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from evaluation.errors import IncompleteError, MachineError
+from evaluation.files import sha256_file, write_json
+from evaluation.judge import JUDGE_VERSION, Judge
+from evaluation.judge.audit import audit as audit_judge
+from evaluation.problems import Prepared, prepare, read_problems
+from evaluation.prompts import PromptSpec
+from evaluation.records import Problem, Program
+from tasks.models import ModelFiles, locate_model, prompt_of
+from tasks.settings import Settings
+from tasks.work import Work
+from training.cell import Cell, Model
+from training.experiment import Experiment
+from training.store import Store
+
+logger = logging.getLogger(__name__)
+
+KNOWN_SLOW = frozenset({"Mbpp/61", "Mbpp/160", "Mbpp/271", "Mbpp/389", "Mbpp/599", "Mbpp/566"})
+"""MBPP+ problems whose verdict a machine's speed decides (spec): a reference that runs out of time there is a warning."""
+
+
+def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, settings: Settings) -> None:
+    """Refuse at once what cannot work here, with what is missing and what would run.
+
+    Raises:
+        MachineError: no GPU for cells that need one, or a store that cannot be written.
+    """
+    if settings.launcher == "process" and experiment.needs_gpu and not settings.gpus:
+        would = f"{len(cells)} cells of {cells[0].steps} steps, {len(cells[0].checkpoints)} checkpoints each"
+        raise MachineError(
+            "gpu",
+            "none",
+            f"{experiment.name} needs a GPU in this launcher ({would} would run)",
+            "run on a GPU host, set ABLATION_LAUNCHER=deployment with workers, or try `ablation run smoke`",
+        )
+    store.check_writable()
+
+
+@task(name="split", cache_policy=NO_CACHE, persist_result=False)
+def split(experiment: Experiment, out: Path, mbpp: str | None, mbpp_plus: str | None) -> Prepared:
+    """Write the problems of every part and the split that defines them."""
+    benchmarks = [p.benchmark for p in experiment.protocols]
+    return prepare(experiment.benchmark, experiment.data_seed, benchmarks, out, mbpp, mbpp_plus)
+
+
+@task(name="base model", cache_policy=NO_CACHE, persist_result=False)
+def resolve_model(model: Model, benchmark: str, runs: Path) -> tuple[ModelFiles, PromptSpec]:
+    """Find the base model's files and resolve the one prompt specification of training and evaluation."""
+    files = locate_model(model, runs)
+    return files, prompt_of(model, files, benchmark)
+
+
+@task(name="audit", cache_policy=NO_CACHE, persist_result=False)
+def audit(work: Work) -> str:
+    """Prove that the judge passes every reference solution and no planted cheat; return what was seen."""
+    return audit_work(work)
+
+
+def audit_work(work: Work) -> str:
+    """Audit the judge, then every problem's own reference; what passed once with the same bytes is not run again.
+
+    Raises:
+        IncompleteError: a cheat passed, or a reference solution failed: rewards would be wrong.
+        MachineError: no cage here.
+    """
+    parts = {"train": work.prepared.train, **work.prepared.benchmarks}
+    seen = {"judge": JUDGE_VERSION, **{name: sha256_file(Path(p)) for name, p in parts.items()}}
+    done = work.runs / "data" / "audit.json"
+    checks = audit_judge()
+    failed = [c for c in checks if not c.ok]
+    if failed:
+        raise IncompleteError(f"judge={failed[0].name}: {failed[0].detail}; do not train with this judge")
+    if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["seen"] == seen:
+        return f"{len(checks)} cheats refused; references as audited before"
+    counts = {name: _audit_references(name, read_problems(Path(p)), work.runs) for name, p in parts.items()}
+    write_json(done, {"schema": "audit/1", "seen": seen, "references": counts})
+    return f"{len(checks)} cheats refused; references pass: {counts}"
+
+
+def _audit_references(name: str, problems: list[Problem], runs: Path) -> int:
+    programs = [Program(problem_id=p.problem_id, source=p.reference) for p in problems]
+    suites = "reward" if name == "train" else "both"
+    with Judge(problems, suites=suites, cache=runs / "data" / "references") as judge:
+        verdicts = judge.judge(programs)
+    failed = [v for v in verdicts if not v.passed]
+    for verdict in failed:
+        if verdict.problem_id in KNOWN_SLOW:
+            logger.warning("%s: the reference solution is too slow here (%s)", verdict.problem_id, verdict.detail)
+    hard = [v for v in failed if v.problem_id not in KNOWN_SLOW]
+    if hard:
+        raise IncompleteError(
+            f"reference={hard[0].problem_id}: fails its own tests of {name} ({hard[0].detail}), {len(hard)} in all; "
+            "do not train on these files"
+        )
+    return len(verdicts) - len(failed)
