@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol as Interface
+from typing import Any
+from typing import Protocol as Interface
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

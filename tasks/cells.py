@@ -1,10 +1,8 @@
 """Training one cell: write its folder, run its child, seal its logs in the store."""
 
-
 import logging
 import sys
 from collections.abc import Callable
-
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -114,5 +112,3 @@ def fetch_resume(work: Work, cell: Cell) -> None:
         if not (folder.rollouts / name).exists():
             work.store.backend.get(f"{cell.name}/rollouts/{name}", folder.rollouts / name)
     logger.info("%s: goes on from step %d, fetched from the store", cell.name, step)
-
-

@@ -95,6 +95,11 @@ def prepare_prefect(quiet: bool = True) -> None:
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 
 
+def prefect_environment(**extra: str) -> dict[str, str]:
+    """Return our whole environment and more, for Prefect's own commands (its profile is in it)."""
+    return {**PREFECT_DEFAULTS, **os.environ, **extra}
+
+
 def child_environment(num_threads: int = 1) -> dict[str, str]:
     """Return the whole environment of a trainer or evaluator."""
     kept = {k: v for k in CHILD_KEEPS if (v := os.environ.get(k)) is not None}

@@ -106,7 +106,7 @@ class _Assert(ast.NodeTransformer):
         self.question = compile(ast.fix_missing_locations(question), "<assert>", "eval")
         self.expression = "(" + "".join(ast.unparse(c) + ", " for c in self.calls) + ")"
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802  the name is ast's
+    def visit_Call(self, node: ast.Call) -> ast.AST:
         """Replace a call of the function; look inside any other."""
         if isinstance(node.func, ast.Name) and node.func.id == self.entry_point:
             self.calls.append(node)

@@ -17,11 +17,15 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
-import sandbox  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 # What programs import most; already there when they do.
-import bisect, collections, copy, datetime, decimal, fractions, functools, heapq, itertools, json, math, operator  # noqa: E401, E402, F401, I001
-import random, re, statistics, string, textwrap, typing, cmath, numbers, abc, io, enum, dataclasses, contextlib, queue  # noqa: E401, E402, F401, I001
+import bisect  # noqa: F401
+import collections
+import fractions
+import io
+import random  # noqa: F401
+
+import sandbox  # pyright: ignore[reportMissingImports]
 
 DESCRIBED = "\0described"
 HEADER = struct.Struct("<I")

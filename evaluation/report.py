@@ -1,0 +1,226 @@
+"""The report: the answer first, then the ladder, the curves and every number; scores.csv and finding.json beside it."""
+
+import base64
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaluation.curves import Classified, Criterion, RunEvidence, classify
+from evaluation.files import PARTIAL, write_json, write_text
+from evaluation.findings import Finding, find
+from evaluation.protocol import Protocol
+from evaluation.scores import Estimate, Score, Suite
+
+COLUMNS = (
+    "folder", "cell", "model", "arm", "lr", "seed", "global_step", "benchmark", "suite", "subset", "k", "n",
+    "num_problems", "value", "low", "high", "num_harness_errors", "protocol", "status",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReportInput:
+    """Everything a report says, from what is stored."""
+
+    experiment: str
+    question: str
+    registered_sha256: str
+    model: str
+    protocols: tuple[Protocol, ...]
+    """The first is the primary one."""
+    criterion: Criterion
+    runs: tuple[RunEvidence, ...]
+    base: dict[str, Score]
+    """Of the base model, by benchmark."""
+    arm_labels: dict[str, str]
+    """Words for each arm, the control first."""
+    clean: dict[str, frozenset[str] | None] = field(default_factory=dict)
+    """Problems of each benchmark that share no assert with training; None or absent: no such subset."""
+    missing: tuple[str, ...] = ()
+    departures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    provenance: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def primary(self) -> str:
+        """Benchmark that the finding rests on."""
+        return self.protocols[0].benchmark
+
+
+def write_report(folder: Path, given: ReportInput) -> Finding:
+    """Write report.md, its pictures, scores.csv and finding.json to `folder`; return the finding."""
+    finding = make_finding(given)
+    pictures = draw_pictures(given)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, png in pictures.items():
+        partial = folder / f"{name}{PARTIAL}"
+        partial.write_bytes(png)
+        partial.replace(folder / name)
+    write_text(folder / "scores.csv", scores_csv(given))
+    write_json(folder / "finding.json", finding)
+    write_text(folder / "report.md", report_markdown(given, finding, {n: n for n in pictures}))
+    return finding
+
+
+def make_finding(given: ReportInput) -> Finding:
+    """Apply the declared criterion."""
+    return find(
+        experiment=given.experiment,
+        criterion=given.criterion,
+        runs=given.runs,
+        base=given.base.get(given.primary),
+        benchmark=given.primary,
+        protocol_sha256=given.protocols[0].sha256,
+        registered_sha256=given.registered_sha256,
+        arm_labels=given.arm_labels,
+        missing=given.missing,
+        departures=given.departures,
+    )
+
+
+def draw_pictures(given: ReportInput) -> dict[str, bytes]:
+    """Return the PNGs by file name."""
+    from evaluation.plots import plot_curves, plot_ladder
+
+    base = given.base.get(given.primary)
+    return {
+        "ladder.png": plot_ladder(_classified(given), given.arm_labels),
+        "curves.png": plot_curves(given.runs, base, given.primary, given.arm_labels),
+    }
+
+
+def _classified(given: ReportInput) -> list[Classified]:
+    return [classify(r, given.base.get(given.primary), given.primary, given.criterion) for r in given.runs]
+
+
+def inline(pictures: dict[str, bytes]) -> dict[str, str]:
+    """Return pictures as data URIs, for an artifact that cannot link to files."""
+    return {n: f"data:image/png;base64,{base64.b64encode(png).decode()}" for n, png in pictures.items()}
+
+
+def report_markdown(given: ReportInput, finding: Finding, links: dict[str, str]) -> str:
+    """Return the report as Markdown; `links` gives each picture's address."""
+    parts = [
+        f"# {given.experiment}",
+        f"**{finding.sentence}**",
+        f"Question: {given.question}",
+        f"![every run's class by rate and arm]({links['ladder.png']})",
+        _boundary_table(given, finding),
+        "## Runs",
+        _runs_table(given, finding),
+        f"![pass@1 and reward by step]({links['curves.png']})",
+        *(f"## Scores on {p.benchmark}\n\n{_scores_table(given, p)}" for p in given.protocols),
+        *_lists(given),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _lists(given: ReportInput) -> Iterator[str]:
+    for title, lines in (("Missing", given.missing), ("Departures", given.departures), ("Notes", given.notes)):
+        if lines:
+            yield f"## {title}\n\n" + "\n".join(f"- {x}" for x in lines)
+    if given.provenance:
+        rows = [("what", "value"), *given.provenance.items()]
+        yield "## Provenance\n\n" + table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first row is its head."""
+    head, *body = [[str(c).replace("|", "\\|") for c in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+
+
+def _boundary_table(given: ReportInput, finding: Finding) -> str:
+    rows: list[tuple[str, ...]] = [("arm", "where it breaks")]
+    rows += [(given.arm_labels[arm], b.text) for arm, b in finding.boundary.items()]
+    rows.append(("shift", f"{finding.shift.replace('_', ' ')}: {finding.statistical_status}"))
+    if finding.min_detectable is not None:
+        rows.append(("smallest shift that could have been seen", f"{finding.min_detectable:.2g} rungs"))
+    return table(rows)
+
+
+def _runs_table(given: ReportInput, finding: Finding) -> str:
+    rows: list[tuple[str, ...]] = [("cell", "rate", "arm", "class", "onset step", "why")]
+    for run, found in zip(given.runs, finding.runs, strict=True):
+        onset = "" if found.onset_step is None else str(found.onset_step)
+        rows.append((run.label, f"{run.lr:g}", given.arm_labels[run.arm], found.class_, onset, found.why))
+    return table(rows)
+
+
+def _scores_table(given: ReportInput, protocol: Protocol) -> str:
+    ks = protocol.reported_ks
+    rows: list[tuple[str, ...]] = [("folder", *(f"pass@{k}" for k in ks), "pass@1, first suite alone", "unjudged")]
+    base = given.base.get(protocol.benchmark)
+    if base is not None:
+        rows.append(_score_row(f"{given.model}/global_step_0 (base)", base, ks))
+    for run in given.runs:
+        for step in run.checkpoints:
+            score = run.scores.get(protocol.benchmark, {}).get(step)
+            name = f"{run.label}/global_step_{step}"
+            rows.append(_score_row(name, score, ks) if score else (name, *("missing" for _ in ks), "", ""))
+    return table(rows)
+
+
+def _score_row(name: str, score: Score, ks: Sequence[int]) -> tuple[str, ...]:
+    cells = [_cell(score.estimate(score.suite, k)) for k in ks]
+    return (name, *cells, _cell(score.estimate("base", 1)), str(score.num_errors))
+
+
+def _cell(e: Estimate) -> str:
+    if e.value is None:
+        return f"n < k ({e.num_problems} problems)"
+    return f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]"
+
+
+def scores_csv(given: ReportInput) -> str:
+    """Return scores.csv: one row per cell, checkpoint, benchmark, suite, subset and k, every planned one."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for protocol in given.protocols:
+        base = given.base.get(protocol.benchmark)
+        writer.writerows(_csv_rows(given, protocol, None, 0, base))
+        for run in given.runs:
+            for step in run.checkpoints:
+                score = run.scores.get(protocol.benchmark, {}).get(step)
+                writer.writerows(_csv_rows(given, protocol, run, step, score))
+    return out.getvalue()
+
+
+def _csv_rows(
+    given: ReportInput, protocol: Protocol, run: RunEvidence | None, step: int, score: Score | None
+) -> Iterator[dict[str, Any]]:
+    example = score or next(iter(given.base.values()), None)
+    suites: tuple[Suite, ...] = ("base",) if example and example.pass_at_k["plus"] is None else ("base", "plus")
+    clean = given.clean.get(protocol.benchmark)
+    subsets: list[tuple[str, frozenset[str] | None]] = [("all", None)] + ([("clean", clean)] if clean else [])
+    status = "done" if score else "missing"
+    if score is None and run is not None and run.end == "diverged" and step not in run.expected:
+        status = "diverged"
+    for suite in suites:
+        for subset, ids in subsets:
+            for k in protocol.reported_ks:
+                e = score.estimate(suite, k, ids) if score else None
+                yield {
+                    "folder": f"{run.label if run else given.model}/global_step_{step}",
+                    "cell": run.label if run else "",
+                    "model": given.model,
+                    "arm": run.arm if run else "",
+                    "lr": f"{run.lr!r}" if run else "",
+                    "seed": run.seed if run else "",
+                    "global_step": step,
+                    "benchmark": protocol.benchmark,
+                    "suite": suite,
+                    "subset": subset,
+                    "k": k,
+                    "n": protocol.n,
+                    "num_problems": e.num_problems if e else "",
+                    "value": e.value if e and e.value is not None else "",
+                    "low": e.low if e and e.low is not None else "",
+                    "high": e.high if e and e.high is not None else "",
+                    "num_harness_errors": score.num_errors if score else "",
+                    "protocol": protocol.folder,
+                    "status": status,
+                }

@@ -1,0 +1,66 @@
+"""The flow `lr-ablation`: the learning-rate ladder, by name, in a form and from a command line."""
+
+from typing import Annotated, Literal
+
+from prefect import flow, runtime
+from prefect.states import Completed, Failed, State
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
+
+from evaluation.errors import AblationError
+from flows.ablation import run_ablation
+from flows.parameters import Parameters
+from tasks.progress import Board
+
+MAX_RESTARTS = 5
+"""The automation that restarts crashed runs has no cap of its own."""
+
+
+@flow(
+    name="lr-ablation",
+    flow_run_name="lr-ablation {experiment}",
+    task_runner=ThreadPoolTaskRunner(max_workers=64),
+    persist_result=False,
+)
+def lr_ablation(
+    experiment: Literal["full", "ladder", "smoke", "micro", "smol"] = "smoke",
+    store: str | None = None,
+    runs: str | None = None,
+    model: str | None = None,
+    seeds: Annotated[int, Field(ge=1, le=64)] | None = None,
+    cells: list[str] | None = None,
+    max_parallel_cells: Annotated[int, Field(ge=1)] | None = None,
+    mbpp: str | None = None,
+    mbpp_plus: str | None = None,
+) -> State:
+    """Train every cell, publish and score every checkpoint as soon as it exists, and report where runs break.
+
+    Args:
+        experiment: Which grid to run.
+        store: URL of the store; default file://RUNS/store.
+        runs: Local run directories, one a cell; default ./runs/EXPERIMENT.
+        model: Registry token of another base model.
+        seeds: How many seeds, 0 to n-1.
+        cells: Names of cells; default all.
+        max_parallel_cells: Cells training at a time; default what the machine serves.
+        mbpp: Local mbpp.jsonl instead of the hub's.
+        mbpp_plus: Local MbppPlus-v0.2.0.jsonl instead of EvalPlus's download.
+    """
+    if (runtime.flow_run.run_count or 0) > MAX_RESTARTS:
+        return Failed(message=f"restarted {MAX_RESTARTS} times; look at the last attempt's logs")
+    try:
+        parameters = Parameters(
+            experiment=experiment,
+            store=store,
+            runs=runs,
+            model=model,
+            seeds=seeds,
+            cells=tuple(cells) if cells else None,
+            max_parallel_cells=max_parallel_cells,
+            mbpp=mbpp,
+            mbpp_plus=mbpp_plus,
+        )
+        outcome = run_ablation(parameters, Board())
+    except AblationError as e:
+        return Failed(message=str(e))
+    return Failed(message=outcome.message) if outcome.missing else Completed(message=outcome.message)
