@@ -173,7 +173,7 @@ class Store:
     def folders(self) -> Iterator[str]:
         """Yield every folder that has or should have a manifest."""
         seen = set()
-        for path in self.backend.list(""):
+        for path in sorted(self.backend.list("")):
             parts = path.split("/")
             depth = _depth(parts)
             if depth and (rel := "/".join(parts[:depth])) not in seen:

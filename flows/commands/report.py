@@ -1,16 +1,89 @@
-"""`ablation report STORE`: finding and report again, from what is stored; nothing is trained or drawn."""
+"""`ablation report STORE`: finding and report again, from what is stored; nothing is trained, drawn or judged."""
 
 import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
+from evaluation.errors import InputError
 from flows.commands.answer import Answer
+from flows.experiments import EXPERIMENTS
+from training.cell import Cell
+from training.experiment import Experiment
+from training.store import Store, open_store
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument("store", help="URL or path of a store")
-    parser.add_argument("--experiment", help="default: the one whose report is stored, else the one whose cells are")
+    parser.add_argument("--experiment", help="default: the one whose report or cells are stored")
 
 
 def execute(args: argparse.Namespace) -> Answer:
-    """Answer with the finding."""
-    raise NotImplementedError
+    """Rebuild, store and answer with the finding; exit 1 if something planned is missing."""
+    store = open_store(args.store)
+    stored = stored_cells(store)
+    experiment = find_experiment(store, stored, args.experiment)
+    cells = planned_cells(store, experiment, stored)
+    from tasks.reports import rebuild
+
+    with tempfile.TemporaryDirectory() as scratch:
+        finding = rebuild(store, experiment, cells, Path(scratch) / "report")
+    lines = [f"{r.cell}: {r.class_}" for r in finding.runs]
+    lines += [finding.sentence, f"report: {store.url}/reports/{experiment.name}/report.md"]
+    return Answer.of(finding, "\n".join(lines), 1 if finding.missing else 0)
+
+
+def stored_cells(store: Store) -> list[Cell]:
+    """Return the cells of which a whole folder is stored, as its manifest configures them.
+
+    Raises:
+        InputError: there is none.
+    """
+    found: dict[str, Cell] = {}
+    for rel in store.folders():
+        name = rel.partition("/")[0]
+        manifest = store.manifest(rel) if name not in found and name != "reports" else None
+        if manifest is not None and manifest.cell_config is not None:
+            found[name] = Cell.model_validate(manifest.cell_config)
+    if not found:
+        raise InputError("store", store.url, "holds no cell of an experiment", "give the URL that a run was given")
+    return list(found.values())
+
+
+def find_experiment(store: Store, stored: Sequence[Cell], asked: str | None) -> Experiment:
+    """Return the experiment to report on.
+
+    Raises:
+        InputError: an unknown one, or no single one fits what is stored.
+    """
+    if asked is not None and asked not in EXPERIMENTS:
+        raise InputError("experiment", asked, "unknown experiment", f"use one of {', '.join(sorted(EXPERIMENTS))}")
+    reported = [name for name in EXPERIMENTS if store.read(f"reports/{name}/finding.json") is not None]
+    fitting = reported or [e.name for e in EXPERIMENTS.values() if set(stored) <= set(_grid(e, stored))]
+    if asked is None and len(fitting) != 1:
+        known = ", ".join(fitting) or "none of the registered ones"
+        raise InputError("store", store.url, f"fits {known}", "name one with --experiment")
+    return EXPERIMENTS[asked or fitting[0]]
+
+
+def planned_cells(store: Store, experiment: Experiment, stored: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Return the cells that were asked for: those of the stored finding, else the grid of the stored seeds.
+
+    Raises:
+        InputError: the stored cells are not this experiment's.
+    """
+    grid = _grid(experiment, stored)
+    if not set(stored) & set(grid):
+        raise InputError("experiment", experiment.name, f"no cell of it is in {store.url}", "name another experiment")
+    raw = store.read(f"reports/{experiment.name}/finding.json")
+    asked = {run["cell"] for run in json.loads(raw)["runs"]} if raw is not None else None
+    return tuple(cell for cell in grid if asked is None or cell.name in asked)
+
+
+def _grid(experiment: Experiment, stored: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Return an experiment's cells for the model and the seeds that are stored; none if it cannot have that model."""
+    models = {cell.model for cell in stored if cell.benchmark == experiment.benchmark}
+    num_seeds = max(experiment.num_seeds, *(cell.seed + 1 for cell in stored))
+    return experiment.cells(models.pop(), num_seeds) if len(models) == 1 else ()

@@ -44,7 +44,7 @@ def execute(args: argparse.Namespace) -> Answer:
     out = Path(args.out) if args.out else samples.parent
     from evaluation.scoring import score_samples
 
-    with tqdm(desc=f"judging {samples.name}", unit=" samples", disable=args.json) as bar:
+    with tqdm(desc=f"judging {samples.name}", unit=" samples", disable=None) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total

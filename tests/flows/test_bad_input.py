@@ -231,3 +231,38 @@ def module_refuses(module: str, folder: Path, part: str) -> None:
     last = found.stderr.splitlines(keepends=True)[-1]
     assert LINE.fullmatch(last) and part in last, found.stderr[-2000:]
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.prefect
+def test_a_store_that_holds_another_run_is_refused_with_the_difference(tmp_path: Path) -> None:
+    from evaluation.manifests import Revisions, write_manifest
+    from flows.experiments import EXPERIMENTS
+    from training.cell import Identity
+    from training.store import open_store
+
+    cell = EXPERIMENTS["micro"].cells()[0]
+    other = Identity(
+        cell_config=cell.replace(steps=8),
+        split_sha256="s",
+        prompt_sha256="p",
+        revisions=Revisions(model="m", datasets={}),
+    )
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "config.json").write_text("{}")
+    write_manifest(tmp_path / "f", "checkpoint", other.provenance(cell.name, 2))
+    open_store(str(tmp_path / "store")).publish(tmp_path / "f", f"{cell.name}/global_step_2")
+    flags = ["--runs", str(tmp_path / "runs"), "--store", str(tmp_path / "store"), "--json"]
+    found = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "run", "micro", *flags],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 2, found.stderr[-2000:]
+    assert json.loads(found.stdout)["exit_code"] == 2
+    assert "Traceback" not in found.stderr
+    last = found.stderr.splitlines(keepends=True)[-1]
+    assert LINE.fullmatch(last) and "cell_config.steps: 4 -> 8" in last
+    assert not (tmp_path / "runs" / cell.name / "rollouts").exists()
