@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 
@@ -50,7 +51,7 @@ def plot_curves(runs: Sequence[RunEvidence], base: Score | None, benchmark: str,
         top.set_title(f"lr {lr:g}", fontsize=10)
         for run in (r for r in runs if r.lr == lr):
             index = list(arm_labels).index(run.arm)
-            look = {"color": COLOURS[index % 4], "linestyle": STYLES[index % 4]}
+            look: dict[str, Any] = {"color": COLOURS[index % 4], "linestyle": STYLES[index % 4]}
             _draw_scores(top, run, base, benchmark, look, arm_labels[run.arm] if run.seed == 0 else None)
             steps = range(1, len(run.rewards) + 1)
             bottom.plot(steps, trailing_means(run.rewards, 5), linewidth=1.2, **look)
@@ -65,7 +66,7 @@ def plot_curves(runs: Sequence[RunEvidence], base: Score | None, benchmark: str,
 
 
 def _draw_scores(
-    axes: Axes, run: RunEvidence, base: Score | None, benchmark: str, look: dict[str, str], label: str | None
+    axes: Axes, run: RunEvidence, base: Score | None, benchmark: str, look: dict[str, Any], label: str | None
 ) -> None:
     scores = ({0: base} if base else {}) | run.scores.get(benchmark, {})
     points = [(step, scores[step].estimate(scores[step].suite, 1)) for step in sorted(scores)]

@@ -14,7 +14,7 @@ from evaluation.findings import Finding, find
 from evaluation.protocol import Protocol
 from evaluation.scores import Estimate, Score, Suite
 
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "folder", "cell", "model", "arm", "lr", "seed", "global_step", "benchmark", "suite", "subset", "k", "n",
     "num_problems", "value", "low", "high", "num_harness_errors", "protocol", "status",
 )  # fmt: skip
@@ -195,7 +195,9 @@ def _csv_rows(
     example = score or next(iter(given.base.values()), None)
     suites: tuple[Suite, ...] = ("base",) if example and example.pass_at_k["plus"] is None else ("base", "plus")
     clean = given.clean.get(protocol.benchmark)
-    subsets: list[tuple[str, frozenset[str] | None]] = [("all", None)] + ([("clean", clean)] if clean else [])
+    subsets: list[tuple[str, frozenset[str] | None]] = [("all", None)]
+    if clean:
+        subsets.append(("clean", clean))
     status = "done" if score else "missing"
     if score is None and run is not None and run.end == "diverged" and step not in run.expected:
         status = "diverged"

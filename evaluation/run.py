@@ -26,6 +26,7 @@ from evaluation.prompts import extract, prompt_ids, stopped
 from evaluation.records import Problem, Program, Sample, Verdict
 from evaluation.requests import REQUEST, Request, Unit, read_request
 from evaluation.scores import build_score
+from evaluation.scoring import verdict_row
 
 logger = logging.getLogger("evaluation")
 
@@ -221,19 +222,6 @@ def judge(bench: _Bench, samples: Sequence[Sample], out: Path) -> list[tuple[int
     verdicts = bench.judge.judge(programs)
     write_jsonl(out / "verdicts.jsonl", (verdict_row(s.index, v) for s, v in zip(samples, verdicts, strict=True)))
     return [(s.index, v) for s, v in zip(samples, verdicts, strict=True)]
-
-
-def verdict_row(index: int, verdict: Verdict) -> dict[str, Any]:
-    """Return a row of verdicts.jsonl (contracts)."""
-    return {
-        "task_id": verdict.problem_id,
-        "index": index,
-        "base": verdict.base.value,
-        "plus": verdict.plus.value if verdict.plus is not None else None,
-        "tests_passed": verdict.tests_passed,
-        "tests_total": verdict.tests_total,
-        "seconds": verdict.seconds,
-    }
 
 
 if __name__ == "__main__":

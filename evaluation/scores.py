@@ -52,6 +52,8 @@ class Score(Record):
     protocol_sha256: str | None
     prompt_sha256: str | None
     judge_version: str
+    num_planned: int | None = None
+    """Problems of the benchmark, where a partial file has samples of fewer."""
 
     @property
     def suite(self) -> Suite:

@@ -28,7 +28,7 @@ class VllmEngine:
 
     def __init__(self, device: str) -> None:
         try:
-            import vllm
+            import vllm  # pyright: ignore[reportMissingImports]
         except ImportError as e:
             raise MachineError("engine", "vllm", "vLLM is not installed", "use --engine transformers") from e
         self.vllm, self.device = vllm, device

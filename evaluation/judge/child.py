@@ -15,15 +15,15 @@ import struct
 import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 
 # What programs import most; already there when they do.
-import bisect  # noqa: F401
+import bisect
 import collections
 import fractions
 import io
-import random  # noqa: F401
+import random
 
 import sandbox  # pyright: ignore[reportMissingImports]
 
@@ -118,7 +118,7 @@ def run_program(fd):
     sys.setrecursionlimit(RECURSION)
     limit_bytes, cpu_s = job["memory"], job["cpu_s"]
     if job["numpy"]:
-        import numpy  # noqa: F401  before the limits: its libraries map much memory
+        import numpy
     sandbox.limit(limit_bytes, cpu_s)
     sandbox.install(sandbox.child_filter(os.getpid()))
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -202,7 +202,7 @@ def serve(control):
                 sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)
                 control.close()
                 run_program(fd)
-            except BaseException:  # noqa: BLE001  nothing may leave a child but its exit
+            except BaseException:
                 pass
             finally:
                 _exit(0)
@@ -217,9 +217,9 @@ def main():
     sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)
     if numpy:
         sys.path.append(sys.argv[3])
-        import numpy as _numpy  # noqa: F401
+        import numpy as _numpy
     landlock = sandbox.restrict_files(sys.argv[4:])
-    dropped = sandbox.drop_user(os.path.dirname(os.__file__))  # noqa: PTH120
+    dropped = sandbox.drop_user(os.path.dirname(os.__file__))
     sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing user clears it
     sandbox.prctl(sandbox.PR_SET_DUMPABLE, 0)
     sandbox.install(sandbox.zygote_filter())

@@ -95,7 +95,7 @@ def _is_floats(expected: Any) -> bool:
         return True
     if isinstance(expected, list | tuple) and expected:
         return all(isinstance(x, float) for x in expected)
-    return type(expected).__name__ == "ndarray" and expected.dtype.name in {"float32", "float64"}
+    return getattr(getattr(expected, "dtype", None), "name", "") in {"float32", "float64"}
 
 
 def _all_close(value: Any, expected: Any, atol: float) -> bool:

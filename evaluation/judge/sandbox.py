@@ -44,7 +44,7 @@ def _call(result: int, what: str) -> int:
 
 
 def prctl(option: int, value: int = 0) -> None:
-    """Call prctl(2) with one argument."""
+    """Set one process attribute (prctl(2) with one argument)."""
     zero = ctypes.c_ulong(0)
     _call(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero), f"prctl {option}")
 
@@ -173,7 +173,7 @@ def restrict_files(readable: Iterable[str]) -> int:
             fd = os.open(path, os.O_PATH)
         except OSError:
             continue
-        access = 0b1101 if os.path.isdir(path) else 0b0101  # noqa: PTH112  this runs in a lean process
+        access = 0b1101 if os.path.isdir(path) else 0b0101
         rule = ctypes.create_string_buffer(struct.pack("<Qi", access, fd), 12)
         _call(_libc.syscall(SYS_LANDLOCK_ADD, ctypes.c_int(rules), ctypes.c_int(1), rule, none), f"landlock {path}")
         os.close(fd)

@@ -169,7 +169,7 @@ class _Watch:
         self.pid, self.sock, self.job, self.accepts, self.keep = pid, sock, job, accepts, keep
         self.started = self.mark = time.monotonic()
         self.delay_mark = 0.0
-        self.ready = False
+        self.ready = self.test_limited = False
         self.right = 0
         self.values: list[bytes] = []
         self.buffer = bytearray()
@@ -184,7 +184,8 @@ class _Watch:
         while True:
             left = self._left()
             if left <= 0:
-                return self._end("time limit", timed_out=True)
+                what = f"test {self.right}" if self.test_limited else "suite"
+                return self._end(f"{what}: time limit", timed_out=True)
             if not select.select([self.sock], [], [], left)[0]:
                 continue
             try:
@@ -206,9 +207,10 @@ class _Watch:
         now = time.monotonic()
         delay = _run_delay(self.pid) if now - self.mark > 0.05 else self.delay_mark
         suite = self.job.suite_limit_s - (now - self.started - delay)
-        test = suite
+        test, self.test_limited = suite, False
         if self.ready and self.right < len(self.job.limits_s):
             test = self.job.limits_s[self.right] - (now - self.mark - (delay - self.delay_mark))
+            self.test_limited = test <= suite
         return max(0.0, min(suite, test, 1.0)) if min(suite, test) > 0 else 0.0
 
     def _frames(self) -> Execution | None:

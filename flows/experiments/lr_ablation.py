@@ -67,6 +67,14 @@ MICRO = SMOKE.replace(
     protocols=(SMOKE.protocols[0].replace(n=2, num_problems=16),),
 )
 
+CONTROLS = SMOKE.replace(
+    name="controls",
+    question="Is it the schedule, or any replay at all? (Problem seed 1, on which nothing was tuned.)",
+    data_seed=1,
+    arms=("nobuf", "hardcd_lam0p1", "hard_lam0p1", "unif_lam0p1"),
+    num_seeds=3,
+)
+
 SMOL = Experiment(
     name="smol",
     question="Does the whole pipeline run on a real language model and the real MBPP? (Three steps show no more.)",

@@ -1,0 +1,224 @@
+"""Score samples in EvalPlus's format: `ablation score`. Always judged anew; an old result file decides nothing."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evaluation.errors import InputError
+from evaluation.files import sha256_file, write_json, write_jsonl
+from evaluation.judge import JUDGE_VERSION, Judge
+from evaluation.records import Outcome, Problem, Program, Record, Verdict
+from evaluation.scores import Score, build_score
+
+
+class Row(Record):
+    """One sample as the file has it."""
+
+    task_id: str
+    index: int
+    """0, 1, ... within its problem."""
+    source: str
+
+
+def score_samples(
+    samples: Path,
+    benchmark: str,
+    problems: Sequence[Problem],
+    out: Path,
+    *,
+    ks: Sequence[int] = (),
+    workers: int = 1,
+    partial: bool = False,
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Score:
+    """Judge every sample on both suites and write verdicts.jsonl, score.json and EvalPlus's own result file to `out`.
+
+    Args:
+        samples: JSONL rows with `task_id` and exactly one of `solution`, `completion`.
+        benchmark: name for tables.
+        problems: all of the benchmark's.
+        out: folder of the results.
+        ks: reported k; empty means 1, 2, 4, ... and n.
+        workers: programs judged at a time.
+        partial: accept problems without samples, and uneven numbers of them; the score says how many.
+        cache: folder of reference outputs.
+        progress: called with (done, total).
+
+    Raises:
+        InputError: a row, a problem or a k that cannot be scored.
+        MachineError: no cage here.
+    """
+    known = {p.problem_id: p for p in problems}
+    rows = read_samples(samples, known, partial)
+    counts = Counter(r.task_id for r in rows)
+    n = min(counts.values())
+    for k in ks:
+        if k > n and not partial:
+            raise InputError("k", k, f"a problem has {n} samples", "draw more samples or ask for a smaller k")
+    chosen = [known[t] for t in known if t in counts]
+    with Judge(chosen, workers=workers, cache=cache) as judge:
+        programs = [Program(problem_id=r.task_id, source=r.source) for r in rows]
+        verdicts = judge.judge(programs, progress)
+    score = build_score(
+        label=samples.name,
+        cell=None,
+        global_step=None,
+        benchmark=benchmark,
+        ks=ks or powers(n),
+        problem_ids=[p.problem_id for p in chosen],
+        verdicts=[(r.index, v) for r, v in zip(rows, verdicts, strict=True)],
+        has_plus=any(p.plus_inputs is not None for p in chosen),
+        protocol_sha256=None,
+        prompt_sha256=None,
+        judge_version=JUDGE_VERSION,
+    )
+    if len(chosen) < len(known):
+        score = score.replace(num_planned=len(known))
+    write_jsonl(out / "verdicts.jsonl", [verdict_row(r.index, v) for r, v in zip(rows, verdicts, strict=True)])
+    write_json(
+        out / f"{samples.name.removesuffix('.jsonl')}_eval_results.json",
+        evalplus_results(samples, rows, verdicts, known),
+    )
+    write_json(out / "score.json", score)
+    return score
+
+
+def powers(n: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... up to n, and n."""
+    return tuple(sorted({*(1 << i for i in range(n.bit_length()) if 1 << i <= n), n}))
+
+
+def read_samples(path: Path, problems: dict[str, Problem], partial: bool) -> list[Row]:
+    """Read and check the whole file before anything is judged.
+
+    Raises:
+        InputError: with the line, the field and the fix.
+    """
+    rows: list[Row] = []
+    seen: set[tuple[str, str]] = set()
+    counts: Counter[str] = Counter()
+    named = True
+    with path.open(encoding="utf-8") as f:
+        for number, line in enumerate(f, start=1):
+            if not line.strip():
+                continue
+            task_id, source, identifier = _parse(path, number, line, problems)
+            named = named and identifier is not None
+            if identifier is not None and (task_id, identifier) in seen:
+                raise InputError(
+                    "_identifier", identifier, f"line {number} repeats a sample of {task_id}", "keep one row a sample"
+                )
+            seen.add((task_id, identifier or f"line {number}"))
+            rows.append(Row(task_id=task_id, index=counts[task_id], source=source))
+            counts[task_id] += 1
+    _check_counts(path, counts, problems, partial, named)
+    return rows
+
+
+def _parse(path: Path, number: int, line: str, problems: dict[str, Problem]) -> tuple[str, str, str | None]:
+    where = f"line {number} of {path.name}"
+    try:
+        row = json.loads(line)
+    except ValueError as e:
+        raise InputError("samples", where, f"not JSON ({e})", "write one JSON object a line") from e
+    if not isinstance(row, dict) or not isinstance(row.get("task_id"), str):
+        raise InputError("task_id", where, "missing, or not a text", "name the problem, e.g. Mbpp/2")
+    task_id = row["task_id"]
+    if task_id not in problems:
+        raise InputError(
+            "task_id", task_id, f"{where}: not a problem of this benchmark", "remove the row, or name its benchmark"
+        )
+    given = [k for k in ("solution", "completion") if k in row]
+    if len(given) != 1:
+        what = "both" if given else "neither"
+        raise InputError("solution", where, f"{what} solution and completion", "give exactly one of them")
+    text = row[given[0]]
+    if not isinstance(text, str):
+        raise InputError(given[0], where, f"a {type(text).__name__}, not a text", "write one row for each program")
+    identifier = row.get("_identifier", row.get("index"))
+    source = text if given[0] == "solution" else prompt_of(problems[task_id]) + text
+    return task_id, source, None if identifier is None else str(identifier)
+
+
+def prompt_of(problem: Problem) -> str:
+    """Return the text that EvalPlus puts before a `completion`: the problem's docstring."""
+    return f'"""\n{problem.text}\n{problem.asserts[0]}\n"""\n'
+
+
+def _check_counts(path: Path, counts: Counter[str], problems: dict[str, Problem], partial: bool, named: bool) -> None:
+    if not counts:
+        raise InputError("samples", path, "no samples in it", "give a JSONL file with a row a sample")
+    if partial:
+        return
+    missing = [t for t in problems if t not in counts]
+    if missing:
+        listed = ", ".join(missing[:3])
+        raise InputError(
+            "samples", path, f"{len(missing)} problems have no sample ({listed}, ...)", "add them, or use --partial"
+        )
+    most, least = max(counts.values()), min(counts.values())
+    if most > least and not named:
+        twice = next(t for t, c in counts.items() if c == most)
+        raise InputError(
+            "samples",
+            path,
+            f"{twice} has {most} rows, others {least}: duplicates?",
+            "give every row its own _identifier, or use --partial",
+        )
+
+
+def verdict_row(index: int, verdict: Verdict) -> dict[str, Any]:
+    """Return a row of verdicts.jsonl (contracts)."""
+    return {
+        "task_id": verdict.problem_id,
+        "index": index,
+        "base": verdict.base.value,
+        "plus": verdict.plus.value if verdict.plus is not None else None,
+        "tests_passed": verdict.tests_passed,
+        "tests_total": verdict.tests_total,
+        "seconds": verdict.seconds,
+    }
+
+
+def evalplus_results(
+    samples: Path, rows: Sequence[Row], verdicts: Sequence[Verdict], problems: dict[str, Problem]
+) -> dict[str, Any]:
+    """Return the result file with EvalPlus 0.3.1's keys and words; `hash` is that of the samples, not of a pickle."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row, verdict in zip(rows, verdicts, strict=True):
+        problem = problems[row.task_id]
+        found.setdefault(row.task_id, []).append(
+            {
+                "task_id": row.task_id,
+                "solution": row.source,
+                "base_status": evalplus_word("base", verdict.base, verdict.detail),
+                "plus_status": evalplus_word("plus", verdict.plus, verdict.detail),
+                "base_fail_tests": _failed_inputs("base", problem.base_inputs, verdict.detail),
+                "plus_fail_tests": _failed_inputs("plus", problem.plus_inputs, verdict.detail),
+            }
+        )
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    return {"date": now, "hash": sha256_file(samples)[:32], "eval": found}
+
+
+def evalplus_word(suite: str, outcome: Outcome | None, detail: str) -> str | None:
+    """Return EvalPlus's word: a test over its limit is `fail`; a suite over its, or a dead program, is `timeout`."""
+    if outcome is None:
+        return None
+    if outcome is Outcome.TIMEOUT:
+        return "timeout" if f"{suite}: suite:" in detail else "fail"
+    if outcome is Outcome.FAIL and f"{suite}: ended" in detail:
+        return "timeout"
+    return outcome.value
+
+
+def _failed_inputs(suite: str, inputs: Any, detail: str) -> list[Any]:
+    found = re.search(rf"{suite}: test (\d+):", detail)
+    if not found or not inputs or int(found[1]) >= len(inputs):
+        return []
+    return [inputs[int(found[1])]]
