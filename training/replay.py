@@ -152,13 +152,14 @@ class ReplayBuffer:
         for mine in self.stock.values():
             mine[:] = [marked.get(s.uid, s) for s in mine]
         self.last_replayed.update({s.problem_id: step for s in chosen})
+        self._retire(step)  # what is used up leaves now: its text may come back with this very step's groups
 
     def state(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
         return {
             "stock": {p: [s.model_dump(mode="json") for s in mine] for p, mine in self.stock.items()},
-            "pass_rate": self.pass_rate,
-            "last_replayed": self.last_replayed,
+            "pass_rate": dict(self.pass_rate),
+            "last_replayed": dict(self.last_replayed),
             "next_uid": self.next_uid,
         }
 
