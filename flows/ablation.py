@@ -1,22 +1,27 @@
-"""The one plan: split, audits, every cell trained, each checkpoint published and scored as soon as it exists, report.
+"""The one plan: split, audits, every cell trained, each checkpoint published and scored as it appears, report."""
 
-The body is a level-triggered loop: what the plan wants, minus what the store has, is submitted as tasks, each once.
-Task states decide nothing. So a retry, a rerun and a second host all do the same: whatever is missing.
-"""
-
-import time
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from prefect.futures import PrefectConcurrentFuture
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
 
+from evaluation.errors import AblationError, InputError
 from evaluation.findings import Finding
+from evaluation.program import as_ablation_error
+from flows.loop import Future, Loop, Units
 from flows.parameters import Parameters
 from tasks.cells import train_cell
-from tasks.checkpoints import publish_checkpoint
+from tasks.checkpoints import publish_checkpoint, publish_records
 from tasks.data import audit, check_machine, resolve_model, split
-from tasks.launch import STOPPING
+from tasks.launch import STOPPING, locked
 from tasks.progress import Board
+from tasks.remote import check_workers, score_in_pool, train_in_pool
 from tasks.reports import report
 from tasks.scores import EvaluationChild, score_checkpoint
 from tasks.settings import settings
@@ -24,7 +29,14 @@ from tasks.work import Work
 from training.cell import MODELS, Cell
 from training.store import Store, open_store
 
-LOOK_EVERY_S = 0.5
+logger = logging.getLogger(__name__)
+
+RUNNER: Any = ThreadPoolTaskRunner(max_workers=96)
+"""Room for every task that the loop lets run at a time: cells, scores, publishing."""
+REMOTE_LOOK_EVERY_S = 5.0
+"""Other hosts' checkpoints are seen by listing the store."""
+LOCK_PATIENCE_S = 30.0
+"""A killed flow's successor may start before the kernel has freed its lock."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +51,30 @@ class Outcome:
     @property
     def message(self) -> str:
         """One line: what is missing and why, or the finding."""
-        if not self.missing:
-            return self.finding.sentence
-        why = f"; {self.failures[0]}" if self.failures else ""
-        return f"{len(self.missing)} missing: {', '.join(self.missing[:4])}{why}; run it again to do the rest"
+        return incomplete(self.missing, self.failures) if self.missing else self.finding.sentence
+
+
+def verdict(action: Callable[[], Outcome]) -> tuple[State, Outcome | AblationError]:
+    """Run a flow's body; return the flow's final state, and what it rests on.
+
+    A failure that a person can act on is one line and no traceback; an internal error is raised.
+    """
+    try:
+        outcome = action()
+    except Exception as e:
+        known = as_ablation_error(e)
+        if known is None:
+            raise
+        return Failed(message=str(known)), known
+    end = Failed if outcome.missing else Completed  # a failed task's future would not fail the flow by itself
+    return end(message=outcome.message), outcome
+
+
+def incomplete(missing: Sequence[str], failures: Sequence[str]) -> str:
+    """Return the one line that says what is missing and why."""
+    named = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
+    why = f"; {failures[0]}" if failures else ""
+    return f"{len(missing)} missing: {named}{why}; run it again to do the rest"
 
 
 def run_ablation(parameters: Parameters, board: Board) -> Outcome:
@@ -51,30 +83,32 @@ def run_ablation(parameters: Parameters, board: Board) -> Outcome:
     Raises:
         AblationError: nothing could be started, or an audit failed.
     """
+    remote = settings().launcher == "deployment"
+    with stopping_children():
+        store, runs = places(parameters)
+        with locked(runs / "flow.lock", patience_s=LOCK_PATIENCE_S):
+            if remote:
+                check_workers(parameters.experiment, parameters.grid)
+            work = prepare_work(parameters, store, runs)
+            board.say(f"{parameters.experiment}: {len(work.cells)} cells, store {work.store.url}")
+            board.say(audit(work))
+            failures = run_remote(work, parameters) if remote else run_here(work, board, parameters)
+            missing = work.missing()
+            return Outcome(report(work, missing), tuple(missing), tuple(failures))
+
+
+@contextmanager
+def stopping_children() -> Iterator[None]:
+    """On any way out but the regular one (cancelled, SIGTERM, Ctrl-C) tell the children to save and end, at once.
+
+    Prefect's task runner waits for its threads, and these for their children: without a word they would train on.
+    """
     STOPPING.clear()
     try:
-        work = prepare_work(parameters)
-        board.say(f"{parameters.experiment}: {len(work.cells)} cells, store {work.store.url}")
-        board.say(audit(work))
-        failures = reconcile(work, board, parameters.max_parallel_cells or slots(work))
-        missing = work.missing()
-        finding = report(work, missing)
-    except BaseException:  # cancelled, SIGTERM, Ctrl-C: the children save and end at once
+        yield
+    except BaseException:
         STOPPING.set()
         raise
-    return Outcome(finding, tuple(missing), tuple(failures))
-
-
-def prepare_work(parameters: Parameters) -> Work:
-    """Check the machine, write the split, resolve the model, and refuse folders of another run."""
-    experiment, cells = parameters.spec, parameters.grid
-    store, runs = places(parameters)
-    check_machine(experiment, cells, store, settings())
-    prepared = split(experiment, runs / "data", parameters.mbpp, parameters.mbpp_plus)
-    files, prompt = resolve_model(MODELS[cells[0].model], experiment.benchmark, runs)
-    work = Work(experiment, cells, runs, store, prepared, files, prompt)
-    work.refuse_others()
-    return work
 
 
 def places(parameters: Parameters) -> tuple[Store, Path]:
@@ -83,80 +117,92 @@ def places(parameters: Parameters) -> tuple[Store, Path]:
     return open_store(parameters.store or (runs / "store").as_uri()), runs
 
 
+def prepare_work(parameters: Parameters, store: Store, runs: Path, *, here: bool = False) -> Work:
+    """Check the machine, write the split, resolve the model, and refuse folders of another run.
+
+    Args:
+        parameters: what was asked.
+        store: where whole folders go.
+        runs: local run directories.
+        here: cells or scores run on this host whatever the launcher.
+    """
+    experiment, cells = parameters.spec, parameters.grid
+    check_machine(experiment, cells, store, settings().replace(launcher="process") if here else settings())
+    prepared = split(experiment, runs / "data", parameters.mbpp, parameters.mbpp_plus)
+    files, prompt = resolve_model(MODELS[cells[0].model], experiment.benchmark, runs)
+    work = Work(experiment, cells, runs, store, prepared, files, prompt)
+    work.refuse_others()
+    return work
+
+
 def slots(work: Work) -> int:
-    """Return how many cells this machine serves at a time: one a GPU, or one a core."""
+    """Return how many cells this machine serves at a time: one a core, or one a GPU but one that scores."""
     here = settings()
-    return max(1, len(here.gpus) if work.model.needs_gpu else here.cores)
+    return max(1, len(here.gpus) - 1 if work.needs_gpu else here.cores)
 
 
-@dataclass
-class _Round:
-    """What has been submitted so far."""
+def run_here(work: Work, board: Board, parameters: Parameters, *, scoring: bool = True) -> list[str]:
+    """Train, publish and score in children of this process; return the messages of what failed."""
+    child = EvaluationChild(work)
 
-    training: dict[str, PrefectConcurrentFuture] = field(default_factory=dict)
-    publishing: dict[tuple[str, int], PrefectConcurrentFuture] = field(default_factory=dict)
-    scoring: dict[tuple[str, int], PrefectConcurrentFuture] = field(default_factory=dict)
+    def score(cell: Cell | None, step: int, after: Sequence[Future]) -> Future:
+        return submit(score_checkpoint, work, cell, step, label(work, cell, step), child, after=after)
 
-    @property
-    def futures(self) -> list[PrefectConcurrentFuture]:
-        return [*self.training.values(), *self.publishing.values(), *self.scoring.values()]
-
-    def training_now(self) -> int:
-        # Never `future.state` in a loop: until the end it asks the API, and an outage would end the flow.
-        return sum(not f.wrapped_future.done() for f in self.training.values())
-
-
-def reconcile(work: Work, board: Board, max_training: int) -> list[str]:
-    """Submit what is missing until nothing is; return the messages of what failed."""
-    now, child = _Round(), EvaluationChild(work)
-    try:
-        while True:
-            # Read before the look: what ends after it is seen by the next one.
-            over = all(f.wrapped_future.done() for f in now.futures)
-            submitted = _submit(work, board, child, now, max_training)
-            if over and not submitted:
-                break
-            time.sleep(LOOK_EVERY_S)
-        for future in now.futures:
-            future.wait()
-    finally:
+    units = Units(
+        train=lambda cell: submit(train_cell, work, cell, board),
+        publish=lambda cell, step: submit(publish_checkpoint, work, cell, step),
+        seal=lambda cell: submit(publish_records, work, cell),
+        score=score if scoring else None,
+    )
+    one_gpu = scoring and work.needs_gpu and len(settings().gpus) == 1
+    loop = Loop(work, units, parameters.max_parallel_cells or slots(work), scores_first=one_gpu)
+    with stopping_children():
+        loop.run()
         child.close()
-    return [str(f.state.message) for f in now.futures if not f.state.is_completed()]
+    return failures_of(loop)
 
 
-def _submit(work: Work, board: Board, child: EvaluationChild, now: _Round, max_training: int) -> int:
-    """Submit a task for each difference between plan and store, once; return how many."""
-    before = len(now.futures)
-    _score_once(work, None, 0, child, now, [])
-    for cell in work.cells:
-        if cell.name not in now.training and now.training_now() < max_training and work.result(cell) is None:
-            now.training[cell.name] = train_cell.submit(work, cell, board)
-        for step in cell.checkpoints:
-            _submit_step(work, cell, step, child, now)
-    return len(now.futures) - before
+def run_remote(work: Work, parameters: Parameters) -> list[str]:
+    """Train and score in child flow runs of the pools; each trainer publishes what lies on its own disk."""
+    words = parameters.model_dump(mode="json")
+
+    def score(cell: Cell | None, step: int, after: Sequence[Future]) -> Future:
+        return submit(score_in_pool, work, cell, step, label(work, cell, step), words, after=after)
+
+    units = Units(train=lambda cell: submit(train_in_pool, work, cell, words), publish=None, seal=None, score=score)
+    unlimited = len(work.cells)
+    loop = Loop(work, units, parameters.max_parallel_cells or unlimited, look_every_s=REMOTE_LOOK_EVERY_S)
+    loop.run()
+    return failures_of(loop)
 
 
-def _submit_step(work: Work, cell: Cell, step: int, child: EvaluationChild, now: _Round) -> None:
-    key = (cell.name, step)
-    if key in now.scoring:
-        return
-    published = work.published(cell, step)
-    if not published and key not in now.publishing and work.ready(cell, step):
-        now.publishing[key] = publish_checkpoint.submit(work, cell, step)
-    if published or key in now.publishing:
-        after = [now.publishing[key]] if key in now.publishing else []
-        _score_once(work, cell, step, child, now, after)
+def submit(task: Any, *args: object, after: Sequence[Future] = ()) -> Future:
+    """Submit a Prefect task (its generic types do not survive the runner), to start when `after` have completed."""
+    return task.submit(*args, wait_for=list(after))
 
 
-def _score_once(
-    work: Work,
-    cell: Cell | None,
-    step: int,
-    child: EvaluationChild,
-    now: _Round,
-    after: list[PrefectConcurrentFuture],
-) -> None:
-    name = cell.name if cell else work.model.name
-    if (name, step) not in now.scoring and not work.scored(cell, step):
-        label = f"{name} step {step}"
-        now.scoring[name, step] = score_checkpoint.submit(work, cell, step, label, child, wait_for=after)
+def label(work: Work, cell: Cell | None, step: int) -> str:
+    """Return the name of a score's task."""
+    return f"{cell.name if cell else work.model.name} step {step}"
+
+
+def failures_of(loop: Loop) -> list[str]:
+    """Return the messages of the tasks that failed; they explain, and decide nothing."""
+    for future in loop.futures:
+        future.wait()
+    messages = [str(f.state.message) for f in loop.futures if not f.state.is_completed()]
+    for message in messages:
+        logger.warning("%s", message)
+    return messages
+
+
+def resolve_cell(parameters: Parameters, name: str) -> Cell:
+    """Return a planned cell by its name.
+
+    Raises:
+        InputError: no such cell in the experiment.
+    """
+    for cell in parameters.grid:
+        if cell.name == name:
+            return cell
+    raise InputError("cell", name, f"not a cell of {parameters.experiment}", "use a name of the plan")

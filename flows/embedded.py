@@ -1,8 +1,13 @@
-"""The whole flow in this process, with Prefect's temporary server or the configured one: `ablation run`."""
+"""The whole flow in this process, with a Prefect server of its own or the configured one: `ablation run`."""
 
+import logging
+
+from evaluation.errors import AblationError, Stopped
 from evaluation.records import Record
 from flows.parameters import Parameters
 from tasks.settings import prepare_prefect, settings
+
+logger = logging.getLogger(__name__)
 
 
 class RunOutcome(Record):
@@ -22,28 +27,48 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
 
     Raises:
         AblationError: nothing could be started, or an audit failed.
-        KeyboardInterrupt: a signal; the children have saved.
+        Stopped: a signal; the children have saved.
     """
     prepare_prefect()
-    from flows.ablation import Outcome, places, run_ablation
+    from prefect import flow
+    from prefect.client.schemas.objects import State
+    from prefect.exceptions import TerminationSignal
+
+    from flows.ablation import RUNNER, Outcome, places, run_ablation, verdict
     from tasks.data import check_machine
     from tasks.progress import Board
+    from tasks.server import ensure_server
 
+    if not logger.isEnabledFor(logging.DEBUG):
+        logging.getLogger("prefect").propagate = False  # what we tell in a line, it tells in tracebacks
     store, _ = places(parameters)
-    check_machine(parameters.spec, parameters.grid, store, settings())  # before the seconds that Prefect takes to start
-    from prefect import flow
-    from prefect.task_runners import ThreadPoolTaskRunner
+    # Also the first thing that the flow does; but it takes seconds to get there.
+    check_machine(parameters.spec, parameters.grid, store, settings())
+    board = Board(quiet)
+    board.say("starting")
+    ensure_server()
+    ended: list[Outcome | AblationError] = []
 
     @flow(
         name="lr-ablation",
         flow_run_name=f"lr-ablation {parameters.experiment}",
-        task_runner=ThreadPoolTaskRunner(max_workers=64),
+        task_runner=RUNNER,
         persist_result=False,
     )
-    def embedded() -> Outcome:
-        return run_ablation(parameters, Board(quiet))
+    def embedded() -> State:
+        state, result = verdict(lambda: run_ablation(parameters, board))
+        ended.append(result)
+        return state
 
-    outcome = embedded()
+    try:
+        state = embedded(return_state=True)
+    except TerminationSignal as e:
+        raise Stopped("signal=TERM: stopped, what was running has saved; the same command goes on") from e
+    if not ended:
+        raise RuntimeError(f"the flow ended without a result: {state.message}")
+    if isinstance(ended[0], AblationError):
+        raise ended[0]
+    outcome = ended[0]
     rel = f"{store.url}/reports/{parameters.experiment}"
     return RunOutcome(
         completed=not outcome.missing,

@@ -2,13 +2,13 @@
 
 from typing import Annotated, Literal
 
-from prefect import flow, runtime
-from prefect.states import Completed, Failed, State
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Failed
 from pydantic import Field
 
-from evaluation.errors import AblationError
-from flows.ablation import run_ablation
+from flows.ablation import RUNNER, Outcome, run_ablation, verdict
 from flows.parameters import Parameters
 from tasks.progress import Board
 
@@ -19,7 +19,7 @@ MAX_RESTARTS = 5
 @flow(
     name="lr-ablation",
     flow_run_name="lr-ablation {experiment}",
-    task_runner=ThreadPoolTaskRunner(max_workers=64),
+    task_runner=RUNNER,
     persist_result=False,
 )
 def lr_ablation(
@@ -46,9 +46,10 @@ def lr_ablation(
         mbpp: Local mbpp.jsonl instead of the hub's.
         mbpp_plus: Local MbppPlus-v0.2.0.jsonl instead of EvalPlus's download.
     """
-    if (runtime.flow_run.run_count or 0) > MAX_RESTARTS:
+    if (flow_run.run_count or 0) > MAX_RESTARTS:
         return Failed(message=f"restarted {MAX_RESTARTS} times; look at the last attempt's logs")
-    try:
+
+    def body() -> Outcome:
         parameters = Parameters(
             experiment=experiment,
             store=store,
@@ -60,7 +61,6 @@ def lr_ablation(
             mbpp=mbpp,
             mbpp_plus=mbpp_plus,
         )
-        outcome = run_ablation(parameters, Board())
-    except AblationError as e:
-        return Failed(message=str(e))
-    return Failed(message=outcome.message) if outcome.missing else Completed(message=outcome.message)
+        return run_ablation(parameters, Board())
+
+    return verdict(body)[0]

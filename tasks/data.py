@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from evaluation.errors import IncompleteError, MachineError
 from evaluation.files import sha256_file, write_json
@@ -16,16 +15,17 @@ from evaluation.problems import Prepared, prepare, read_problems
 from evaluation.prompts import PromptSpec
 from evaluation.records import Problem, Program
 from tasks.models import ModelFiles, locate_model, prompt_of
+from tasks.retries import ONCE_EACH
 from tasks.settings import Settings
 from tasks.work import Work
-from training.cell import Cell, Model
+from training.cell import MODELS, Cell, Model
 from training.experiment import Experiment
 from training.store import Store
 
 logger = logging.getLogger(__name__)
 
 KNOWN_SLOW = frozenset({"Mbpp/61", "Mbpp/160", "Mbpp/271", "Mbpp/389", "Mbpp/599", "Mbpp/566"})
-"""MBPP+ problems whose verdict a machine's speed decides (spec): a reference that runs out of time there is a warning."""
+"""MBPP+ problems whose verdict a machine's speed decides (spec): a reference out of time there is a warning."""
 
 
 def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, settings: Settings) -> None:
@@ -34,7 +34,8 @@ def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, s
     Raises:
         MachineError: no GPU for cells that need one, or a store that cannot be written.
     """
-    if settings.launcher == "process" and experiment.needs_gpu and not settings.gpus:
+    needs_gpu = experiment.needs_gpu or MODELS[cells[0].model].needs_gpu
+    if settings.launcher == "process" and needs_gpu and not settings.gpus:
         would = f"{len(cells)} cells of {cells[0].steps} steps, {len(cells[0].checkpoints)} checkpoints each"
         raise MachineError(
             "gpu",
@@ -45,21 +46,21 @@ def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, s
     store.check_writable()
 
 
-@task(name="split", cache_policy=NO_CACHE, persist_result=False)
+@task(name="split", **ONCE_EACH)
 def split(experiment: Experiment, out: Path, mbpp: str | None, mbpp_plus: str | None) -> Prepared:
     """Write the problems of every part and the split that defines them."""
     benchmarks = [p.benchmark for p in experiment.protocols]
     return prepare(experiment.benchmark, experiment.data_seed, benchmarks, out, mbpp, mbpp_plus)
 
 
-@task(name="base model", cache_policy=NO_CACHE, persist_result=False)
+@task(name="base model", **ONCE_EACH)
 def resolve_model(model: Model, benchmark: str, runs: Path) -> tuple[ModelFiles, PromptSpec]:
     """Find the base model's files and resolve the one prompt specification of training and evaluation."""
     files = locate_model(model, runs)
     return files, prompt_of(model, files, benchmark)
 
 
-@task(name="audit", cache_policy=NO_CACHE, persist_result=False)
+@task(name="audit", **ONCE_EACH)
 def audit(work: Work) -> str:
     """Prove that the judge passes every reference solution and no planted cheat; return what was seen."""
     return audit_work(work)
@@ -72,16 +73,24 @@ def audit_work(work: Work) -> str:
         IncompleteError: a cheat passed, or a reference solution failed: rewards would be wrong.
         MachineError: no cage here.
     """
-    parts = {"train": work.prepared.train, **work.prepared.benchmarks}
-    seen = {"judge": JUDGE_VERSION, **{name: sha256_file(Path(p)) for name, p in parts.items()}}
+    scored = {p.benchmark: p.num_problems for p in work.experiment.protocols}
+    parts = {"train": work.prepared.train, **{b: work.prepared.benchmarks[b] for b in scored}}
+    hashes = {name: f"{sha256_file(Path(p))} first {scored.get(name)}" for name, p in parts.items()}
+    seen = {"judge": JUDGE_VERSION, **hashes}
     done = work.runs / "data" / "audit.json"
+    strange = [p.prompt for p in work.experiment.protocols if p.prompt != work.prompt.name]
+    if strange:
+        raise IncompleteError(f"prompt={strange[0]}: scored with another prompt than {work.prompt.name}, trained with")
     checks = audit_judge()
     failed = [c for c in checks if not c.ok]
     if failed:
         raise IncompleteError(f"judge={failed[0].name}: {failed[0].detail}; do not train with this judge")
     if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["seen"] == seen:
         return f"{len(checks)} cheats refused; references as audited before"
-    counts = {name: _audit_references(name, read_problems(Path(p)), work.runs) for name, p in parts.items()}
+    counts = {
+        name: _audit_references(name, read_problems(Path(p))[: scored.get(name)], work.runs)
+        for name, p in parts.items()
+    }
     write_json(done, {"schema": "audit/1", "seen": seen, "references": counts})
     return f"{len(checks)} cheats refused; references pass: {counts}"
 

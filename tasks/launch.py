@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from evaluation.errors import AblationError, IncompleteError, InputError, MachineError, Stopped
-from tasks.settings import child_environment
+from tasks.settings import child_environment, settings
 
 logger = logging.getLogger(__name__)
 
@@ -105,21 +106,22 @@ def run_to_end(
         Stopped: the flow is being torn down.
     """
     for attempt in range(1, ATTEMPTS + 1):
+        start = log.stat().st_size if log.is_file() else 0
         code = run_child(argv, log=log, env=env, keep_fds=keep_fds, on_tick=on_tick)
         if code == 0:
             return
-        line = error_line(log)
+        line = error_line(log, start)
         if code in (1, 2, 3):
             raise _as_error(code, line or f"child={code}: failed; read {log}")
         logger.warning("%s ended with %d (attempt %d of %d); read %s", argv[-1], code, attempt, ATTEMPTS, log)
     raise ChildDied(f"child={code}: {line or 'died'}; read {log}")
 
 
-def error_line(log: Path) -> str | None:
-    """Return the text after the last `error: ` of a child's log."""
+def error_line(log: Path, start: int = 0) -> str | None:
+    """Return the text after the last `error: ` that a child wrote to its log, from byte `start` on."""
     if not log.is_file():
         return None
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = log.read_bytes()[start:].decode("utf-8", errors="replace").splitlines()
     return next((x.removeprefix("error: ") for x in reversed(lines[-200:]) if x.startswith("error: ")), None)
 
 
@@ -135,24 +137,47 @@ def _as_error(code: int, line: str) -> AblationError:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[int]:
+def locked(path: Path, patience_s: float = math.inf) -> Iterator[int]:
     """Hold a lock file; whoever holds it is waited for. Yields the descriptor, which a child may inherit.
 
     The kernel frees it when the last holder ends, so a killed flow's trainer, still saving, is waited for too.
 
     Raises:
+        InputError: it was held all the time.
         Stopped: STOPPING was set while waiting.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + patience_s
     with path.open("w") as f:
         while True:
             try:
                 fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if time.monotonic() > end:
+                    what = "another run is at work in this folder"
+                    raise InputError("runs", path.parent, what, "wait for it, or give another --runs") from None
                 if STOPPING.wait(0.2):
                     raise Stopped(f"signal=TERM: stopped while {path} was held") from None
         yield f.fileno()
+
+
+@contextlib.contextmanager
+def on_device(needs_gpu: bool) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+    """Hold what a child runs on; yields its environment and the descriptors to hand down.
+
+    Raises:
+        MachineError: a GPU is needed and this host has none.
+        Stopped: STOPPING was set while waiting.
+    """
+    if not needs_gpu:
+        yield {}, ()
+        return
+    here = settings()
+    if not here.gpus:
+        raise MachineError("gpu", "none", "this host has no GPU", "run it on one that has")
+    with one_gpu(here.gpus, here.locks) as held:
+        yield held
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import PrefectException
 
 from evaluation.contamination import Contamination
@@ -18,6 +17,7 @@ from evaluation.findings import Finding
 from evaluation.manifests import Provenance, Revisions, versions, write_manifest
 from evaluation.report import ReportInput, draw_pictures, inline, report_markdown, write_report
 from evaluation.scores import Score
+from tasks.retries import ONCE_EACH
 from tasks.work import Work
 from training.cell import ARMS, Cell
 from training.experiment import Experiment
@@ -27,7 +27,7 @@ from training.store import Store
 logger = logging.getLogger(__name__)
 
 
-@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+@task(name="report", **ONCE_EACH)
 def report(work: Work, missing: list[str]) -> Finding:
     """Write the report of what is stored, publish it, and show it in the UI."""
     shared = {"split.json": Path(work.prepared.train).with_name("split.json")}

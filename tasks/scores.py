@@ -1,28 +1,41 @@
 """Scoring: one Prefect task a checkpoint; the evaluation child behind them is shared, so that start-up is paid once."""
 
+import contextlib
+import importlib.util
 import logging
+import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from evaluation.errors import AblationError, Stopped
 from evaluation.manifests import is_complete
 from evaluation.requests import Request, Unit, write_request
-from tasks.launch import STOPPING, ChildFailed, run_to_end
+from tasks.launch import STOPPING, ChildDied, ChildFailed, locked, on_device, run_to_end
+from tasks.retries import ONCE_EACH, retriable
 from tasks.settings import child_environment, settings
 from tasks.work import Work
 from training.cell import Cell
 
 logger = logging.getLogger(__name__)
 
+FAILURE = "failure.txt"
+"""In a unit's folder: why the child gave it up."""
 LINGER_S = 600.0
 
 
-@task(name="score", task_run_name="score {label}", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="score",
+    task_run_name="score {label}",
+    retries=2,
+    retry_delay_seconds=[1, 5],
+    retry_condition_fn=retriable,
+    **ONCE_EACH,
+)
 def score_checkpoint(work: Work, cell: Cell | None, step: int, label: str, child: "EvaluationChild") -> None:
     """Draw and judge one checkpoint under every protocol, and publish its scores."""
     score(work, cell, step, child)
@@ -33,57 +46,68 @@ def score(work: Work, cell: Cell | None, step: int, child: "EvaluationChild") ->
 
     Raises:
         ChildFailed: the evaluation ended without this score.
+        ChildDied: the evaluation was killed again and again.
+        Stopped: the flow is being torn down; what was drawn is kept.
     """
     lacking = [p for p in work.experiment.protocols if not work.store.has(work.score_rel(cell, p, step))]
     if not lacking:
         return
-    path, revision = _model_of(work, cell, step)
     name = cell.name if cell else work.model.name
-    units = [
-        Unit(
-            label=f"{name}/global_step_{step}",
-            cell=cell.name if cell else None,
-            global_step=step,
-            model_path=path,
-            model_revision=revision,
-            protocol=p,
-            provenance=work.identity(cell).provenance(cell.name if cell else None, step),
-            out=str(work.runs / "scores" / name / p.folder / f"global_step_{step}"),
-        )
-        for p in lacking
-    ]
-    child.score(units)
-    for unit, protocol in zip(units, lacking, strict=True):
-        work.store.publish(Path(unit.out), work.score_rel(cell, protocol, step))
+    provenance = work.identity(cell).provenance(cell.name if cell else None, step)
+    outs = {p: work.runs / work.score_rel(cell, p, step) for p in lacking}
+    if not all(is_complete(out) for out in outs.values()):
+        with _model_of(work, cell, step) as (path, revision):
+            units = [
+                Unit(
+                    label=f"{name}/global_step_{step}",
+                    cell=provenance.cell,
+                    global_step=step,
+                    model_path=path,
+                    model_revision=revision,
+                    protocol=p,
+                    provenance=provenance,
+                    out=str(out),
+                )
+                for p, out in outs.items()
+            ]
+            child.score(units)
+    for protocol, out in outs.items():
+        work.store.publish(out, work.score_rel(cell, protocol, step))
 
 
-def _model_of(work: Work, cell: Cell | None, step: int) -> tuple[str, str | None]:
-    """Return where the weights are: the base model, this disk, or a copy fetched from the store."""
+@contextlib.contextmanager
+def _model_of(work: Work, cell: Cell | None, step: int) -> Iterator[tuple[str, str | None]]:
+    """Yield where the weights are: the base model, this disk, or a copy fetched from the store and removed again."""
     if cell is None:
-        return work.files.path, work.files.revision
+        yield work.files.path, work.files.revision
+        return
     here = work.folder(cell).checkpoint(step)
     if is_complete(here):
-        return str(here), None
+        yield str(here), None
+        return
     fetched = work.runs / "fetched" / cell.name / f"global_step_{step}"
-    return str(work.store.fetch(f"{cell.name}/global_step_{step}", fetched)), None
+    yield str(work.store.fetch(f"{cell.name}/global_step_{step}", fetched)), None
+    shutil.rmtree(fetched)
 
 
 class EvaluationChild:
     """One `python -m evaluation.run`, started when there is something to score, fed through its request file."""
 
-    def __init__(self, work: Work) -> None:
-        self.folder = work.runs / "evaluation"
-        gpu = work.model.needs_gpu
+    def __init__(self, work: Work, name: str = "evaluation") -> None:
+        gpu = self.needs_gpu = work.needs_gpu
+        self.folder = work.runs / name
+        # With a GPU of its own the child may keep it; an only one goes back to the cells as soon as nothing is to do.
+        linger_s = 0.0 if gpu and len(settings().gpus) < 2 else LINGER_S
         self.request = Request(
             prompt=work.prompt,
             problems=work.prepared.benchmarks,
             units=(),
-            engine="vllm" if gpu else "transformers",
+            engine="vllm" if gpu and importlib.util.find_spec("vllm") else "transformers",
             device="cuda" if gpu else "cpu",
             num_threads=1,
             judge_workers=max(1, settings().cores - 1) if gpu else 1,
             cache=str(work.runs / "data" / "references"),
-            linger_s=LINGER_S,
+            linger_s=linger_s,
             closed=False,
         )
         self.lock = threading.Lock()
@@ -95,20 +119,18 @@ class EvaluationChild:
 
         Raises:
             ChildFailed: the child gave a unit up.
+            ChildDied: the child was killed again and again.
             Stopped: the flow is being torn down.
         """
         for unit in units:
-            (Path(unit.out) / "failure.txt").unlink(missing_ok=True)
+            (Path(unit.out) / FAILURE).unlink(missing_ok=True)
         with self.lock:
             self.error = None
             kept = [u for u in self.request.units if u.out not in {x.out for x in units}]
             self._write(units=(*kept, *units))
-        while True:
-            open_units = [u for u in units if not is_complete(Path(u.out))]
-            if not open_units:
-                return
-            for unit in open_units:
-                failure = Path(unit.out) / "failure.txt"
+        while waiting := [u for u in units if not is_complete(Path(u.out))]:
+            for unit in waiting:
+                failure = Path(unit.out) / FAILURE
                 if failure.is_file():
                     raise ChildFailed(failure.read_text(encoding="utf-8").strip())
             if STOPPING.is_set():
@@ -139,10 +161,22 @@ class EvaluationChild:
                 self.thread.start()
 
     def _run(self) -> None:
-        argv = [sys.executable, "-m", "evaluation.run", str(self.folder)]
+        """Run the child once to its end; `error` holds why if it did not end by its own decision."""
+        units = len(self.request.units)
         try:
-            run_to_end(argv, log=self.folder / "evaluation.log", env=child_environment(1))
+            # The child inherits the lock: a killed flow's child may still be writing into the same folders.
+            with locked(self.folder / "evaluation.lock") as held, on_device(self.needs_gpu) as (env, fds):
+                run_to_end(
+                    [sys.executable, "-m", "evaluation.run", str(self.folder)],
+                    log=self.folder / "evaluation.log",
+                    env=child_environment(1) | env,
+                    keep_fds=(held, *fds),
+                )
         except ChildFailed as e:
-            logger.info("evaluation: %s", e)  # told to the task of the unit by its failure.txt
+            given_up = [u for u in self.request.units if (Path(u.out) / FAILURE).is_file()]
+            if not given_up:
+                self.error = e  # no unit's fault, and starting it again would end the same way
         except AblationError as e:
             self.error = e
+        except OSError as e:
+            self.error = ChildDied(f"evaluation={units} units: could not be started ({e}); read {self.folder}")

@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 from typing import Literal
 
 from evaluation.errors import InputError
@@ -13,6 +15,8 @@ PREFECT_DEFAULTS = {
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",  # its temporary server tells of harmless cancellations at exit
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLIENT_MAX_RETRIES": "10",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,training,evaluation",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "DO_NOT_TRACK": "1",
 }
 CHILD_KEEPS = (
@@ -51,6 +55,8 @@ class Settings(Record):
     gpus: tuple[str, ...] = ()
     """Devices that cells may use here."""
     cores: int = 1
+    locks: Path = Path("/tmp")
+    """Lock files of this host's devices, the same for every run of this user."""
     home: str = ""
     """Where pools find this project (`ABLATION_HOME`)."""
 
@@ -69,6 +75,7 @@ def settings() -> Settings:
             "launcher": launcher,
             "gpus": _gpus(),
             "cores": len(os.sched_getaffinity(0)),
+            "locks": Path(tempfile.gettempdir()) / f"ablation-gpus-{os.getuid()}",
             "home": os.environ.get("ABLATION_HOME", ""),
         }
     )
@@ -87,12 +94,15 @@ def _gpus() -> tuple[str, ...]:
     return tuple(g.strip() for g in named.split(",")) if named is not None and listed else tuple(listed)
 
 
-def prepare_prefect(quiet: bool = True) -> None:
+def prepare_prefect() -> None:
     """Set what Prefect reads when it is imported, unless somebody has."""
     for name, value in PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    if quiet:
-        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+
+
+def point_prefect_at(url: str) -> None:
+    """Name the server that Prefect talks to from now on; its settings have to be read again."""
+    os.environ["PREFECT_API_URL"] = url
 
 
 def prefect_environment(**extra: str) -> dict[str, str]:

@@ -31,6 +31,11 @@ class Work:
         """The base model of every cell."""
         return MODELS[self.cells[0].model]
 
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether cells and scores run on GPUs."""
+        return self.experiment.needs_gpu or self.model.needs_gpu
+
     def identity(self, cell: Cell | None) -> Identity:
         """Identity of a cell, or of the base model's scores."""
         return Identity(
@@ -70,6 +75,12 @@ class Work:
         """Whether a checkpoint is complete on this disk."""
         return is_complete(self.folder(cell).checkpoint(step))
 
+    def ended_here(self, cell: Cell) -> bool:
+        """Whether the cell has ended on this disk, its logs and rollouts sealed."""
+        folder = self.folder(cell)
+        parts = [p for p in (folder.logs, folder.rollouts) if p.is_dir()]
+        return folder.result_json.is_file() and all(is_complete(p) for p in parts)
+
     def scored(self, cell: Cell | None, step: int) -> bool:
         """Whether every protocol has a complete score in the store."""
         return all(self.store.has(self.score_rel(cell, p, step)) for p in self.experiment.protocols)
@@ -80,15 +91,18 @@ class Work:
         return base + [m for c in self.cells for m in self._missing(c)]
 
     def _missing(self, cell: Cell) -> list[str]:
+        found = self.unpublished(cell)
+        if self.result(cell) is not None:
+            published = (s for s in self.expected(cell) if self.published(cell, s))
+            found += [f"{cell.name}/global_step_{s} (score)" for s in published if not self.scored(cell, s)]
+        return found
+
+    def unpublished(self, cell: Cell) -> list[str]:
+        """Name what training a cell should have published and has not."""
         if self.result(cell) is None:
             return [f"{cell.name} (not ended)"]
-        found = []
-        for step in self.expected(cell):
-            if not self.published(cell, step):
-                found.append(f"{cell.name}/global_step_{step} (checkpoint)")
-            elif not self.scored(cell, step):
-                found.append(f"{cell.name}/global_step_{step} (score)")
-        return found
+        steps = (s for s in self.expected(cell) if not self.published(cell, s))
+        return [f"{cell.name}/global_step_{s} (checkpoint)" for s in steps]
 
     def refuse_others(self) -> None:
         """Refuse a store or a run directory that another configuration has written to.
@@ -98,8 +112,9 @@ class Work:
         """
         for cell in self.cells:
             identity = self.identity(cell)
-            steps = (f"{cell.name}/global_step_{s}" for s in cell.checkpoints)
-            for rel in (f"{cell.name}/logs", *steps):
+            steps = [f"{cell.name}/global_step_{s}" for s in cell.checkpoints]
+            scores = [self.score_rel(cell, p, s) for p in self.experiment.protocols for s in cell.checkpoints]
+            for rel in (f"{cell.name}/logs", f"{cell.name}/rollouts", *steps, *scores):
                 self.store.refuse_other(rel, identity)
         for protocol in self.experiment.protocols:
             self.store.refuse_other(self.score_rel(None, protocol, 0), self.identity(None))

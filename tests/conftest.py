@@ -1,0 +1,132 @@
+"""A real Prefect server for the whole session, and a worker for those who ask; each starts when first needed."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+START_S = 240  # the first start of a Prefect home migrates its database; a busy machine takes its time
+QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_CLIENT_MAX_RETRIES": "10",
+    "DO_NOT_TRACK": "1",
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running Prefect server."""
+
+    url: str
+    env: dict[str, str]
+    """Environment of commands that talk to it."""
+
+    def run(self, *argv: str, timeout: float = 300, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a Python module as a command against this server: `run("prefect", "version")`."""
+        return subprocess.run(
+            [sys.executable, "-m", *argv],
+            cwd=ROOT,
+            env={**self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def start(self, *argv: str, log: Path, **env: str) -> "subprocess.Popen[bytes]":
+        """Start a Python module that leads its own session."""
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", *argv],
+                cwd=ROOT,
+                env={**self.env, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """End a process that leads its own session, and whatever it started there."""
+    for what, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, what)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+
+
+def _wait_for(look: Callable[[], Any], seconds: float, what: str, every: float = 0.1) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        time.sleep(every)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> Callable[..., Any]:
+    """`wait_for(look, seconds, what)`: return the first true thing that `look` finds, or fail."""
+    return _wait_for
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Prefect server on a free port, with a home and database of its own."""
+    home = tmp_path_factory.mktemp("prefect")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "ABLATION_"))}
+    url = f"http://127.0.0.1:{port}/api"
+    server = Server(url, {**clean, **QUIET, "PREFECT_HOME": str(home), "PREFECT_API_URL": url})
+    argv = ("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui")
+    process = server.start(*argv, log=home / "server.log")
+    try:
+        _wait_for(lambda: _answers(url) or process.poll() is not None, START_S, "the server's first answer", 0.5)
+        assert process.poll() is None, (home / "server.log").read_text()
+        yield server
+    finally:
+        end_group(process)
+
+
+@pytest.fixture(scope="session")
+def deployed(prefect_server: Server) -> Server:
+    """The server, with everything on it that `make deploy` puts there."""
+    done = prefect_server.run("flows.deploy")
+    assert done.returncode == 0, done.stderr
+    return prefect_server
+
+
+@pytest.fixture(scope="session")
+def control_worker(deployed: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server, with a worker in the pool `control` that takes runs at once."""
+    log = tmp_path_factory.mktemp("worker") / "worker.log"
+    argv = ("prefect", "worker", "start", "--pool", "control", "--name", "tests")
+    process = deployed.start(*argv, log=log, PREFECT_WORKER_QUERY_SECONDS="1")
+    try:
+        yield deployed
+    finally:
+        end_group(process)

@@ -1,0 +1,61 @@
+"""What `make deploy` puts on a server, and what it says when there is none."""
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
+
+
+def ask(server, path, body=None):
+    request = urllib.request.Request(
+        f"{server.url}{path}", json.dumps(body or {}).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_entry_points_are_modules_that_hold_flows():
+    from prefect import Flow
+    from prefect.utilities.importtools import import_object
+
+    for d in FILE["deployments"]:
+        assert "/" not in d["entrypoint"] and ":" not in d["entrypoint"]
+        found = import_object(d["entrypoint"])
+        assert isinstance(found, Flow)
+        assert set(d.get("parameters", {})) <= set(found.parameters.properties)
+
+
+def test_no_server_is_one_line(prefect_server):
+    done = prefect_server.run("flows.deploy", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("error: PREFECT_API_URL=http://127.0.0.1:9/api: does not answer")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.prefect
+def test_deploying_twice_makes_everything_once(deployed):
+    again = deployed.run("flows.deploy")
+    assert again.returncode == 0, again.stderr
+    names = sorted(d["name"] for d in ask(deployed, "/deployments/filter"))
+    assert names == sorted(["full", "ladder", "smoke", "micro", "gpu", "eval"])
+    pools = {p["name"]: p["type"] for p in ask(deployed, "/work_pools/filter")}
+    assert {"control", "gpu", "eval"} <= {n for n, kind in pools.items() if kind == "process"}
+    automations = [a["name"] for a in ask(deployed, "/automations/filter")]
+    assert sorted(automations) == ["ablation-lost-runs", "ablation-restart-crashed"]
+
+
+@pytest.mark.prefect
+def test_the_form_knows_words_and_bounds(deployed):
+    full = next(d for d in ask(deployed, "/deployments/filter") if d["name"] == "full")
+    properties = full["parameter_openapi_schema"]["properties"]
+    assert {"experiment", "store", "model", "seeds", "cells", "max_parallel_cells", "mbpp", "mbpp_plus"} <= set(
+        properties
+    )
+    assert "full" in json.dumps(properties["experiment"]) and "enum" in json.dumps(properties["experiment"])
+    assert all(p.get("description") for p in properties.values()), properties
+    assert '"minimum": 1' in json.dumps(properties["seeds"])
