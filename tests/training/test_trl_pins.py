@@ -1,0 +1,118 @@
+"""Fails when TRL or transformers change beneath training/trainer.py: each pin says what to look at again.
+
+To renew a pin after looking: copy the new hash from the failure's message.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trl
+from transformers import Trainer
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+from trl.trainer.utils import RepeatSampler
+
+from training.trainer import CellTrainer, EpochSampler
+
+PINS: list[tuple[Callable[..., Any], str, str]] = [
+    (
+        GRPOTrainer._get_train_sampler,
+        "36497afb4d311dc9a80d914d27893fe075c5bbc7edde8586edfa60125e980799",
+        "that EpochSampler is built from every field of TRL's sampler, and that prompts a step stay what the cell says",
+    ),
+    (
+        RepeatSampler.__init__,
+        "7898b11a3b9e9e07f4d43240092d839191ee2a7be2997704b3b0326a12fe65ff",
+        "the arguments of EpochSampler, and that `generator` is the only source of its order",
+    ),
+    (
+        RepeatSampler.__iter__,
+        "d80412d80424bd645f7d74cdb8bdc1994c789d8ba03111ffe6eea20f789dea58",
+        "that EpochSampler's seeding of `generator` fixes the order of an epoch, and that a group's rows are adjacent",
+    ),
+    (
+        GRPOTrainer._generate_and_score_completions,
+        "1fa48922792dcd5c72da155cfe99db477771a7c61cde15519fe8c86d0cdc0b65",
+        "that its advantages come back in input order (_record zips them), that old log-probs are skipped on policy, "
+        "and that num_items_in_batch counts the tokens of all rollouts (drop_zero relies on it)",
+    ),
+    (
+        GRPOTrainer._generate,
+        "2a27fdf8f5e6f3562508eec3efb9e9dade2e0bf810de5031cdfab429d0a048f2",
+        "what rollout_func is called with and must return",
+    ),
+    (
+        GRPOTrainer._calculate_rewards,
+        "736ae29b083840b5da2638b55ad1258659c644589991fe6a494131354952efef",
+        "what the reward function is called with",
+    ),
+    (
+        GRPOTrainer._prepare_inputs,
+        "f824e7fb0714795697c9b4d574de1e139dd5f4404c2554e92cf1db7f60fa6c96",
+        "that rollouts are drawn when _step is at a multiple of the accumulation steps (restore() sets _step)",
+    ),
+    (
+        grpo_trainer.shuffle_sequence_dict,
+        "bab038755e57ed2b537885296273850223db4d14c728fc2f6e4b1216eb5a9f30",
+        "that it draws from torch's global generator alone, which _generate_and_score_completions seeds",
+    ),
+    (
+        GRPOTrainer.training_step,
+        "9e18632f7dd8e8d8f0ebbdcc4431feb1a9e3c037a02cf8c3aec38aa68ee58814",
+        "that _step is advanced here, and that replay's backward after it joins the same optimizer step",
+    ),
+    (
+        Trainer.training_step,
+        "e9760c8ee10308d5c1b90f667725374a18e3faf7019a65964319b29204003442",
+        "that the loss is not divided by the accumulation steps again: replay's gradient is added unscaled",
+    ),
+    (
+        GRPOTrainer.compute_loss,
+        "a2d6ef8bd29c3e26be8d8b25fa03a298a7a7fa4a3abb851a52845bc16c0e54ce",
+        "that _compute_loss is what training uses",
+    ),
+    (
+        GRPOTrainer._compute_loss,
+        "80295546bbdbf6f711acce7f6e69b0100ab40aa8f23ed8052cc564ff024e3e40",
+        "that a row's only part in the loss is proportional to its advantage, and the normaliser is "
+        "num_items_in_batch (_with_advantage leaves rows out)",
+    ),
+    (
+        GRPOTrainer._get_per_token_logps_and_entropies,
+        "ea73c3909275851d0cd664b1e7694905fdcd9c285e848ae923d7402234f2edce",
+        "its three results, and that the log-probs are of the last `logits_to_keep` tokens (_replay_backward)",
+    ),
+    (
+        Trainer._save_checkpoint,
+        "a9111e30faa9933986e022e56b5af81fd990356db64d727b4c320c852283bf3b",
+        "that it writes output_dir/checkpoint-N with weights, optimizer, scheduler, random states and trainer state",
+    ),
+    (
+        Trainer._load_rng_state,
+        "d5ebdfc0a0884c4b853236b4974bbae38b5c2b7d90c91d87a5621a261240b5dd",
+        "that random states come back on a resume",
+    ),
+]
+
+
+def test_the_version_is_the_one_that_was_read() -> None:
+    assert trl.__version__ == "1.16.0", (
+        f"trl {trl.__version__}: go through every pin below and run tests/training before changing pyproject.toml"
+    )
+
+
+@pytest.mark.parametrize(("method", "pin", "look_at"), PINS, ids=[m.__qualname__ for m, _, _ in PINS])
+def test_the_source_is_the_one_that_was_read(method: Callable[..., Any], pin: str, look_at: str) -> None:
+    found = hashlib.sha256(inspect.getsource(method).encode()).hexdigest()
+    assert found == pin, f"{method.__qualname__} has changed ({found}); check {look_at}"
+
+
+def test_every_override_is_pinned() -> None:
+    """A new override of a TRL or transformers method needs a pin of what it overrides."""
+    pinned = {m.__name__ for m, _, _ in PINS} | {"__init__"}
+    for ours, base in ((CellTrainer, GRPOTrainer), (EpochSampler, RepeatSampler)):
+        overrides = {n for n, v in vars(ours).items() if callable(v) and hasattr(base, n)} - {"__class__"}
+        assert overrides <= pinned, f"not pinned: {sorted(overrides - pinned)}"
