@@ -4,7 +4,8 @@ What is overridden, and why (tests/training/test_trl_pins.py fails when TRL chan
 
 - `_get_train_sampler`: TRL's order depends on how many epochs one process has seen; ours on (seed, epoch) alone.
 - `_generate_and_score_completions`: per-step seeds, and the step's rollouts with their advantages.
-- `_compute_loss`: rows without advantage add nothing to the loss, so they may be left out of the forward pass.
+- `_compute_loss`: rows without advantage add nothing to the loss (unless there is a KL term), so they may be left out
+  of the forward pass.
 - `training_step`: replay's own micro-batches, in the same optimizer step, before the gradient is clipped.
 - `_save_checkpoint`: resume states whole or absent, and the published checkpoint after its resume state.
 
@@ -201,7 +202,7 @@ class CellTrainer(GRPOTrainer):
         }
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        if self.runtime.drop_zero and self.model.training:
+        if self.runtime.drop_zero and self.beta == 0 and self.model.training:
             inputs = _with_advantage(inputs)
         return super()._compute_loss(model, inputs)
 
