@@ -14,15 +14,22 @@ from typing import Any, Literal, Protocol, Self
 from evaluation.judge import deserialize
 from evaluation.judge.asserts import AssertSuite, take_apart
 from evaluation.judge.oracles import MBPP_OUTPUT_NOT_NONE_TASKS, MBPP_OUTPUT_SET_EQ_TASKS, Comparison
-from evaluation.judge.references import Reference, ReferenceFailed, compute
+from evaluation.judge.references import (
+    MAX_SUITE_S,
+    MIN_TEST_S,
+    REFERENCE_SUITE_S,
+    REFERENCE_TEST_S,
+    TIME_FACTOR,
+    Reference,
+    ReferenceFailed,
+    compute,
+)
 from evaluation.judge.zygote import SLACK_S, Execution, Job, Zygote, ZygoteDied
 from evaluation.records import Outcome, Problem, Program, Verdict
 
 logger = logging.getLogger(__name__)
 
 JUDGE_VERSION = f"judge/1 python{sys.version_info.major}.{sys.version_info.minor}"
-ASSERT_LIMIT_S = 2.0
-"""Own time of one assert: the references need milliseconds."""
 TRIES = 3
 Suites = Literal["reward", "both"]
 
@@ -37,23 +44,45 @@ class _Suite(Protocol):
 
 
 class _Asserts:
-    """A problem's asserts."""
+    """A problem's asserts; the reference is run for its times only where a program has been too slow."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.parts: AssertSuite = take_apart(problem.entry_point, problem.asserts, problem.setup)
         self.size = self.parts.size
+        self.lock = threading.Lock()
+        self.times_s: tuple[float, ...] | None = None
 
     def run(self, zygote: Zygote, source: str) -> Execution:
-        limits = [ASSERT_LIMIT_S] * self.size
+        """Run a program under EvalPlus's limits: four times the reference, one second at least."""
+        run = self._run(zygote, source, [MIN_TEST_S] * self.size, MIN_TEST_S * self.size + SLACK_S)
+        if not run.timed_out:
+            return run
+        times = self._reference_times(zygote)
+        if TIME_FACTOR * max(times, default=0.0) <= MIN_TEST_S:
+            return run
+        limits = [max(MIN_TEST_S, TIME_FACTOR * t) for t in times]
+        return self._run(zygote, source, limits, min(MAX_SUITE_S, sum(limits)) + SLACK_S)
+
+    def _reference_times(self, zygote: Zygote) -> tuple[float, ...]:
+        with self.lock:
+            if self.times_s is None:
+                limits = [REFERENCE_TEST_S] * self.size
+                self.times_s = self._run(zygote, self.problem.reference, limits, REFERENCE_SUITE_S, timed=True).times_s
+            return self.times_s or (0.0,) * self.size
+
+    def _run(
+        self, zygote: Zygote, source: str, limits_s: Sequence[float], suite_limit_s: float, timed: bool = False
+    ) -> Execution:
         calls = self.parts.calls
         job = Job(
             source=source if calls is not None else f"{source}\n{self.problem.setup}\n",
             mode="calls" if calls is not None else "expressions",
             entry_point=self.problem.entry_point,
             inputs=calls if calls is not None else self.parts.expressions,
-            limits_s=limits,
-            suite_limit_s=sum(limits) + SLACK_S,
+            limits_s=limits_s,
+            suite_limit_s=suite_limit_s,
+            timed=timed and calls is not None,
         )
         return zygote.run(job, self.parts.accepts)
 

@@ -1,0 +1,281 @@
+"""The judge's verdicts: what counts as solved, what does not, and that nothing but values decides."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from evaluation.judge import Judge
+from evaluation.judge.audit import audit
+from evaluation.problems import load_benchmark
+from evaluation.problems.mbpp import load_mbpp
+from evaluation.records import Outcome, Problem, Program
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+EXCEPTED = {"Mbpp/61", "Mbpp/160", "Mbpp/271", "Mbpp/389", "Mbpp/599", "Mbpp/566"}
+HEAVY = {f"Mbpp/{i}" for i in (123, 255, 271, 389, 392, 437, 590, 592, 599, 603, 160, 61, 765, 164, 84, 162)}
+
+needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="the data files are not beside the checkout")
+
+
+def problem(entry_point="f", asserts=("assert f(2) == 4", "assert f(3) == 6"), **more):
+    fields = {"problem_id": "Test/1", "text": "double", "reference": "def f(x):\n    return 2 * x\n"}
+    return Problem(**{**fields, "entry_point": entry_point, "asserts": tuple(asserts), **more})
+
+
+def verdict(source, p=None, suites="both"):
+    p = p or problem()
+    with Judge([p], suites=suites) as judge:
+        return judge.judge([Program(problem_id=p.problem_id, source=source)])[0]
+
+
+@pytest.fixture(scope="module")
+def mbpp_plus():
+    return {
+        p.problem_id: p
+        for p in load_benchmark(
+            "mbpp_plus", str(SHARED / "data/mbpp.jsonl"), str(SHARED / "data/MbppPlus-v0.2.0.jsonl")
+        )
+    }
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("references")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(x):\n    return 2 * x\n", Outcome.PASS),
+        ("def f(x):\n    return x + 2\n", Outcome.FAIL),
+        ("def f(x):\n    raise KeyError(x)\n", Outcome.FAIL),
+        ("def f(x)\n    return 2 * x\n", Outcome.FAIL),
+        ("", Outcome.FAIL),
+        ("def g(x):\n    return 2 * x\n", Outcome.FAIL),
+        ("def f(x):\n    return None\n", Outcome.FAIL),
+        ("import os\nos._exit(0)\n", Outcome.FAIL),
+        ("raise SystemExit(0)\n", Outcome.FAIL),
+        ("import atexit, os\natexit.register(os._exit, 0)\ndef f(x): return None\n", Outcome.FAIL),
+        ("def f(x):\n    while True: pass\n", Outcome.TIMEOUT),
+        ("def f(x):\n    return float('nan')\n", Outcome.FAIL),
+        ("def f(x):\n    return True if x == 2 else 6\n", Outcome.FAIL),
+        ("def f(x):\n    return 2.0 * x\n", Outcome.PASS),  # an assert says 4.0 == 4
+        ("print('x' * 10)\nprint(input)\ndef f(x):\n    print(x)\n    return 2 * x\n", Outcome.PASS),
+        ("# \u00e9\u4e2d\ndef f(x):\n    return 2 * x\n", Outcome.PASS),
+        ("def f(x):\n    return '\ud800'\n", Outcome.FAIL),
+        ("x = 1\x00\ndef f(x):\n    return 2 * x\n", Outcome.FAIL),
+    ],
+)
+def test_a_program_is_judged_by_its_values(source, expected):
+    assert verdict(source).base is expected
+
+
+def test_a_swallowed_time_out_is_a_time_out():
+    source = (
+        "import time\ndef f(x):\n    end = time.monotonic() + 3.5\n    while time.monotonic() < end:\n"
+        "        try: time.sleep(0.1)\n        except BaseException: pass\n    return 2 * x\n"
+    )
+    assert verdict(source).base is Outcome.TIMEOUT
+
+
+def test_slow_by_count_is_over_the_limit_however_signals_are_set():
+    source = (
+        "import signal\ndef f(x):\n    signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "    for _ in range(1_000_000_000): pass\n    return 2 * x\n"
+    )
+    assert verdict(source).base is Outcome.TIMEOUT
+
+
+def test_the_time_spent_waiting_for_a_core_does_not_count():
+    source = "def f(x):\n    s = 0\n    for i in range(4_000_000): s += i\n    return 2 * x\n"
+    p = problem()
+    with Judge([p], workers=6) as judge:  # six lanes on fewer cores: each program waits for most of its time
+        programs = [Program(problem_id=p.problem_id, source=f"{source}# {i}\n") for i in range(12)]
+        assert {v.base for v in judge.judge(programs)} == {Outcome.PASS}
+
+
+def test_recursion_has_the_same_room_for_rewards_and_for_scores():
+    source = (
+        "def f(x):\n    def deep(n):\n        return 0 if n == 0 else deep(n - 1)\n    deep({})\n    return 2 * x\n"
+    )
+    p = problem(base_inputs=[[2]], plus_inputs=[[3]])
+    for depth, passes in ((900, True), (1100, False)):
+        assert verdict(source.format(depth), p, "reward").passed is passes
+        assert verdict(source.format(depth), p, "both").passed is passes
+
+
+def test_an_entry_point_may_have_the_checkers_name():
+    p = problem("check", ["assert check(1) == 2"], reference="def check(n):\n    return n + 1\n")
+    assert verdict(p.reference, p).passed
+    assert not verdict("def check(n):\n    return n\n", p).passed
+
+
+def test_python_optimisation_does_not_make_asserts_vanish(monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    assert verdict("def f(x):\n    return None\n").base is Outcome.FAIL
+
+
+def test_a_program_sees_no_environment(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    source = "import os\ndef f(x):\n    return 2 * x if not [k for k in os.environ if k.startswith('AWS')] else 0\n"
+    assert verdict(source).passed
+
+
+def test_the_references_suite_is_judged_against_the_reference():
+    p = problem(base_inputs=[[1], [2]], plus_inputs=[[10], [-3]])
+    assert verdict("def f(x):\n    return 2 * x\n", p).passed
+    wrong_on_plus = verdict("def f(x):\n    return abs(2 * x)\n", p)
+    assert (wrong_on_plus.base, wrong_on_plus.plus) == (Outcome.PASS, Outcome.FAIL)
+    both = verdict("def f(x):\n    return 0 if x == 1 else 2 * x\n", p)
+    assert (both.base, both.plus) == (Outcome.FAIL, Outcome.PASS)  # both suites always run
+
+
+def test_a_broken_reference_is_the_harness_fault():
+    p = problem(reference="def f(x):\n    return 1 // 0\n", base_inputs=[[1]], plus_inputs=[[2]])
+    found = verdict("def f(x):\n    return 2 * x\n", p)
+    assert found.errored
+    assert Outcome.FAIL not in {found.base, found.plus}
+
+
+def test_inputs_are_not_copied_between_tests():
+    p = problem(reference="def f(x):\n    return sum(x)\n", base_inputs=[[[1, 2]], [[1, 2]]], plus_inputs=[[[3]]])
+    shared = "seen = []\ndef f(x):\n    seen.append(1)\n    return sum(x) if len(seen) < 2 else -1\n"
+    assert verdict(shared, p).base is Outcome.FAIL  # a program's state lives as long as its suite
+
+
+def test_results_do_not_depend_on_workers_or_order():
+    p = problem()
+    sources = [f"def f(x):\n    return {a} * x\n" for a in (2, 3)] * 4 + ["def f(x):\n    while 1: pass\n"]
+    programs = [Program(problem_id=p.problem_id, source=s) for s in sources]
+    with Judge([p], workers=1) as one, Judge([p], workers=3) as three:
+        first = [v.base for v in one.judge(programs)]
+        assert [v.base for v in three.judge(programs[::-1])][::-1] == first
+    assert first[:2] == [Outcome.PASS, Outcome.FAIL]
+    assert first[-1] is Outcome.TIMEOUT
+
+
+def test_a_killed_zygote_is_replaced_and_no_verdict_is_lost():
+    p = problem()
+    with Judge([p]) as judge:
+        zygote = judge.workers[0].zygote(False)
+        os.kill(zygote.process.pid, signal.SIGKILL)
+        found = judge.judge([Program(problem_id=p.problem_id, source=p.reference)])
+    assert found[0].passed
+
+
+def test_no_process_is_left_behind():
+    p = problem()
+    fork_bomb = "import os, threading\ndef f(x):\n    threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()\n    return 2 * x\n"
+    with Judge([p]) as judge:
+        pid = judge.workers[0].zygote(False).process.pid
+        judge.judge([Program(problem_id=p.problem_id, source=fork_bomb)])
+        time.sleep(0.2)
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert not children
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_numpy_values_are_compared_as_evalplus_compares_them():
+    p = problem(reference="def f(x):\n    return [1, 0.3] if x else 0.3\n", base_inputs=[[1]], plus_inputs=[[0]])
+    assert verdict("def f(x):\n    return [1, 0.1 + 0.2] if x else 0.3\n", p).base is Outcome.FAIL
+    assert (
+        verdict("import numpy as np\ndef f(x):\n    return [1, 0.3] if x else np.float64(0.1 + 0.2)\n", p).plus
+        is Outcome.FAIL
+    )
+    floats = problem(reference="def f(x):\n    return [1.0, 0.3]\n", base_inputs=[[1]], plus_inputs=[[0]])
+    assert verdict("def f(x):\n    return [1.0, 0.1 + 0.2]\n", floats).passed
+
+
+def test_the_audit_finds_nothing_wrong_here():
+    checks = audit()
+    assert len(checks) > 12
+    assert [c for c in checks if not c.ok] == []
+
+
+@needs_data
+def test_every_mbpp_reference_passes_its_own_asserts():
+    problems = load_mbpp(str(SHARED / "data/mbpp.jsonl")).problems
+    assert len(problems) == 974
+    with Judge(problems, suites="reward", workers=2) as judge:
+        verdicts = judge.judge([Program(problem_id=p.problem_id, source=p.reference) for p in problems])
+    assert [v.problem_id for v in verdicts if not v.passed] == []
+
+
+@needs_data
+def test_wrong_programs_of_the_four_odd_problems_fail():
+    odd = [p for p in load_mbpp(str(SHARED / "data/mbpp.jsonl")).problems if p.number in {367, 596, 601, 927}]
+    with Judge(odd, suites="reward") as judge:
+        empty = [Program(problem_id=p.problem_id, source=f"def {p.entry_point}(*a):\n    return None\n") for p in odd]
+        assert [v.base for v in judge.judge(empty)] == [Outcome.FAIL] * 4
+
+
+@needs_data
+@pytest.mark.parametrize("model", ["llama3_base_dpo", "meta-llama-3-8b-instruct", "mistral-7b-instruct-v0.2"])
+def test_a_sample_of_evalplus_verdicts_is_reproduced(model, mbpp_plus, cache):
+    path = SHARED / f"data/evalplus_verdicts/{model}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    light = [r for r in rows if r["task_id"] not in HEAVY | EXCEPTED][::7]
+    _compare(light, mbpp_plus, cache)
+
+
+@needs_data
+@pytest.mark.campaign
+@pytest.mark.parametrize("model", ["llama3_base_dpo", "meta-llama-3-8b-instruct", "mistral-7b-instruct-v0.2"])
+def test_every_evalplus_verdict_is_reproduced(model, mbpp_plus, cache):
+    path = SHARED / f"data/evalplus_verdicts/{model}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) == 378
+    _compare([r for r in rows if r["task_id"] not in EXCEPTED], mbpp_plus, cache)
+
+
+def _compare(rows, problems, cache):
+    with Judge([problems[r["task_id"]] for r in rows], workers=2, cache=cache) as judge:
+        verdicts = judge.judge([Program(problem_id=r["task_id"], source=r["solution"]) for r in rows])
+    different = [
+        (r["task_id"], suite, r[f"{suite}_status"], v.detail)
+        for r, v in zip(rows, verdicts, strict=True)
+        for suite in ("base", "plus")
+        if (r[f"{suite}_status"] == "pass") != (getattr(v, suite) is Outcome.PASS)
+    ]
+    assert different == []
+
+
+SLOW_CHEATS = {
+    "sig_block_all", "catch_timeout_answer", "huge_list", "loop_regex", "loop_c_level", "mem_grow", "flood_stdout",
+    "rec_c_stack_overflow", "loop_top_level",
+}  # fmt: skip
+SPEED_DECIDES = {"patch_signal"}
+"""Claims 3 s of CPU time for a loop that a fast core ends within its limit of 1 s: then its answer is right in time."""
+
+
+def _hostile():
+    path = SHARED / "cases/hostile.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+@needs_data
+def test_hostile_programs_get_the_right_verdict(mbpp_plus, cache, monkeypatch):
+    _judge_hostile([r for r in _hostile() if r["id"] not in SLOW_CHEATS | SPEED_DECIDES], mbpp_plus, cache, monkeypatch)
+
+
+@needs_data
+@pytest.mark.campaign
+def test_hostile_programs_that_burn_time_get_the_right_verdict(mbpp_plus, cache, monkeypatch):
+    _judge_hostile([r for r in _hostile() if r["id"] in SLOW_CHEATS], mbpp_plus, cache, monkeypatch)
+
+
+def _judge_hostile(rows, problems, cache, monkeypatch):
+    monkeypatch.setenv("SBX_CANARY_TOKEN", "leak")
+    assert rows
+    with Judge([problems[r["task_id"]] for r in rows], workers=2, cache=cache) as judge:
+        verdicts = judge.judge([Program(problem_id=r["task_id"], source=r["code"]) for r in rows])
+    wrong = [
+        (r["id"], r["expected"], v.detail)
+        for r, v in zip(rows, verdicts, strict=True)
+        if v.passed != (r["expected"] == "pass") or v.errored
+    ]
+    assert wrong == []
