@@ -61,7 +61,7 @@ def find_experiment(store: Store, stored: Sequence[Cell], asked: str | None) -> 
     if asked is not None and asked not in EXPERIMENTS:
         raise InputError("experiment", asked, "unknown experiment", f"use one of {', '.join(sorted(EXPERIMENTS))}")
     reported = [name for name in EXPERIMENTS if store.read(f"reports/{name}/finding.json") is not None]
-    fitting = reported or [e.name for e in EXPERIMENTS.values() if set(stored) <= set(_grid(e, stored))]
+    fitting = reported or _smallest([e for e in EXPERIMENTS.values() if set(stored) <= set(_grid(e, stored))])
     if asked is None and len(fitting) != 1:
         known = ", ".join(fitting) or "none of the registered ones"
         raise InputError("store", store.url, f"fits {known}", "name one with --experiment")
@@ -80,6 +80,12 @@ def planned_cells(store: Store, experiment: Experiment, stored: Sequence[Cell]) 
     raw = store.read(f"reports/{experiment.name}/finding.json")
     asked = {run["cell"] for run in json.loads(raw)["runs"]} if raw is not None else None
     return tuple(cell for cell in grid if asked is None or cell.name in asked)
+
+
+def _smallest(fitting: Sequence[Experiment]) -> list[str]:
+    """Return the names of the smallest grids: what is stored of `full` would also fit `ladder`."""
+    sizes = {e.name: len(e.cells()) for e in fitting}
+    return [name for name, size in sizes.items() if size == min(sizes.values())]
 
 
 def _grid(experiment: Experiment, stored: Sequence[Cell]) -> tuple[Cell, ...]:

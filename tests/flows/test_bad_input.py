@@ -44,7 +44,7 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
         ("", "COMMAND="),
         ("fly", "COMMAND=fly: unknown; use one of run, plan"),
         ("plan", "experiment=: is missing"),
-        ("plan nope", "experiment=nope: unknown experiment; use one of full, ladder, micro, smoke, smol"),
+        ("plan nope", "experiment=nope: unknown experiment; use one of "),
         ("run nope", "experiment=nope: unknown experiment"),
         ("plan full --cells nope", "cells=nope: not a cell of full"),
         ("run smoke --cells toy_toy_nobuf_lr3e4,nope", "cells=nope: not a cell of smoke"),

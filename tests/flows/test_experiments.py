@@ -14,7 +14,7 @@ FULL, LADDER, SMOKE = EXPERIMENTS["full"], EXPERIMENTS["ladder"], EXPERIMENTS["s
 
 
 def test_the_registered_experiments() -> None:
-    assert list(EXPERIMENTS) == ["full", "ladder", "smoke", "micro", "smol"]
+    assert {"full", "ladder", "smoke", "micro", "smol"} <= set(EXPERIMENTS)
     assert all(name == e.name for name, e in EXPERIMENTS.items())
 
 
@@ -119,7 +119,7 @@ def test_impossible_experiments_are_refused_when_built(change: dict[str, object]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"experiment": "nope"}, "use one of full, ladder"),
+        ({"experiment": "nope"}, "use one of .*full, ladder"),
         ({"experiment": "full", "model": "gpt"}, "unknown model"),
         ({"experiment": "full", "seeds": 0}, "greater than or equal to 1"),
         ({"experiment": "full", "cells": ("toy_toy_nobuf_lr3e4",)}, "not a cell of full"),
