@@ -57,9 +57,9 @@ def score_samples(
     rows = read_samples(samples, known, partial)
     counts = Counter(r.task_id for r in rows)
     n = min(counts.values())
-    for k in ks:
-        if k > n and not partial:
-            raise InputError("k", k, f"a problem has {n} samples", "draw more samples or ask for a smaller k")
+    most = max(counts.values()) if partial else n
+    if ks and max(ks) > most:
+        raise InputError("k", max(ks), f"a problem has {most} samples", "draw more samples or ask for a smaller k")
     chosen = [known[t] for t in known if t in counts]
     with Judge(chosen, workers=workers, cache=cache) as judge:
         programs = [Program(problem_id=r.task_id, source=r.source) for r in rows]
