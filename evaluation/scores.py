@@ -52,7 +52,7 @@ class Score(Record):
     protocol_sha256: str | None
     prompt_sha256: str | None
     judge_version: str
-    num_planned: int | None = None
+    num_planned: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Problems of the benchmark, where a partial file has samples of fewer."""
 
     @property
@@ -128,8 +128,8 @@ def build_score(
         judge_version: of the judge that gave the verdicts.
 
     Raises:
-        ValueError: a sample counted twice, a verdict of an unknown problem, or a problem without samples: each would
-            change the mean without a word.
+        ValueError: a sample counted twice, a verdict of an unknown problem, a problem without samples or a verdict
+            without one of the suites: each would change the mean without a word.
     """
     seen = Counter((v.problem_id, index) for index, v in verdicts)
     if doubles := [key for key, times in seen.items() if times > 1]:
@@ -138,6 +138,8 @@ def build_score(
     for _, verdict in verdicts:
         if verdict.problem_id not in grouped:
             raise ValueError(f"verdicts: {verdict.problem_id} is not a problem of {benchmark}")
+        if has_plus and verdict.plus is None:
+            raise ValueError(f"verdicts: {verdict.problem_id} lacks the plus suite that {benchmark} has")
         grouped[verdict.problem_id].append(verdict)
     if empty := [p for p, found in grouped.items() if not found]:
         raise ValueError(f"verdicts: {len(empty)} problems have no samples ({', '.join(empty[:3])}, ...)")
