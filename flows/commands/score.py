@@ -58,10 +58,20 @@ def execute(args: argparse.Namespace) -> Answer:
             ks=ks,
             workers=workers,
             partial=args.partial,
-            cache=None if args.no_cache else out / "judge_cache",
+            cache=None if args.no_cache else cache_folder(),
             progress=progress,
         )
     return score_answer(score, out)
+
+
+def cache_folder() -> Path | None:
+    """Return where reference outputs are kept (by content, so for every file and benchmark); None if nowhere."""
+    folder = Path.home() / ".cache" / "rl-ablation" / "references"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder
 
 
 def parse_ks(text: str | None) -> tuple[int, ...]:
@@ -111,5 +121,6 @@ def score_answer(score: "Score", out: Path) -> Answer:
                 told = (f"{found.value:.4f}", f"{found.low:.4f} .. {found.high:.4f}")
             rows.append((suite, k, *told))
     outcomes = ", ".join(f"{count} {word}" for word, count in score.outcomes.items())
-    text = f"{table(rows)}\n{score.num_problems} problems x {score.n}: {outcomes}\nwritten to {out}"
+    of = f" of {score.num_planned}" if score.num_planned else ""
+    text = f"{table(rows)}\n{score.num_problems}{of} problems x {score.n}: {outcomes}\nwritten to {out}"
     return Answer.of(score, text, 1 if score.num_errors else 0)

@@ -231,3 +231,44 @@ def test_doctor_proves_exact_resume_here() -> None:
 
     check = prove_resume()
     assert check.ok and "weights" in check.detail
+
+
+def test_score_judges_a_file_and_writes_what_the_contract_lists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from evaluation.problems import load_benchmark
+
+    right, wrong = load_benchmark("toy_plus")[:2]
+    rows = [
+        {"task_id": right.problem_id, "solution": right.reference},
+        {"task_id": wrong.problem_id, "solution": f"def {wrong.entry_point}(*args): return None"},
+    ]
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    flags = ["--benchmark", "toy_plus", "--partial", "--no-cache", "--out", str(tmp_path / "out"), "--workers", "1"]
+    code, score, _ = answer(capsys, "score", str(samples), *flags)
+    assert (code, score["schema"], score["benchmark"]) == (0, "score/1", "toy_plus")
+    assert score["outcomes"] == {"pass": 1, "fail": 1, "timeout": 0, "harness_error": 0}
+    assert score["pass_at_k"]["plus"]["1"]["value"] == 0.5
+    assert score["problems"][right.problem_id]["plus"] == 1
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "verdicts.jsonl",
+        "score.json",
+        "samples_eval_results.json",
+    }
+    assert main(["score", str(samples), *flags]) == 0
+    assert "2 of 128 problems x 1: 1 pass, 1 fail" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_evaluate_draws_judges_and_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--benchmark", "toy_plus", "--n", "2", "--num-problems", "8", "--out", str(tmp_path / "out")]
+    words = ["evaluate", str(ROOT / "training" / "toy_model"), *flags]
+    code, score, err = answer(capsys, *words)
+    assert (code, score["n"], score["num_problems"]) == (0, 2, 8)
+    assert "16 of 16 samples" in err
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert names == {"samples.jsonl", "verdicts.jsonl", "score.json", "MANIFEST.json"}
+    assert not (tmp_path / "out.work").exists()
+    assert answer(capsys, *words)[1] == score
+    assert answer(capsys, *words, "--seed", "1")[0] == 2  # another evaluation does not overwrite this one
