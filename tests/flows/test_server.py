@@ -1,0 +1,118 @@
+"""The flow on a real Prefect server with a real worker: `micro` from the command line, and a failed run retried."""
+
+import json
+import shutil
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.prefect
+
+CELLS = ("toy_toy_hardcd_lam0p1_lr3e4", "toy_toy_nobuf_lr3e4")
+WATCH_S = 900
+
+
+def ask(server, path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{server.url}{path}", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def run_deployment(server, name, *parameters):
+    argv = [x for p in parameters for x in ("-p", p)]
+    return server.run("prefect", "deployment", "run", name, *argv, "--watch", timeout=WATCH_S)
+
+
+def manifests(store):
+    return {p.parent.relative_to(store).as_posix(): p.stat().st_mtime_ns for p in store.rglob("MANIFEST.json")}
+
+
+def newest_run(server):
+    return ask(server, "/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
+
+
+def task_names(server, run, attempt):
+    found = ask(server, "/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+    return {t["name"] for t in found if t["flow_run_run_count"] == attempt}
+
+
+@pytest.fixture(scope="module")
+def finished(control_worker, tmp_path_factory):
+    """The run directories of a `micro` that a worker has finished."""
+    runs = tmp_path_factory.mktemp("micro")
+    done = run_deployment(control_worker, "lr-ablation/micro", f"runs={runs}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return runs
+
+
+def test_micro_leaves_everything_that_the_plan_wants(control_worker, finished):
+    store = finished / "store"
+    scores = "scores/toy_plus-*/global_step_"
+    for cell in CELLS:
+        for step in (2, 4):
+            assert (store / cell / f"global_step_{step}" / "MANIFEST.json").is_file()
+            assert len(list((store / cell).glob(f"{scores}{step}/MANIFEST.json"))) == 1
+    assert len(list((store / "toy").glob(f"{scores}0/MANIFEST.json"))) == 1
+    run = newest_run(control_worker)
+    assert (run["name"], run["state_type"]) == ("lr-ablation micro", "COMPLETED")
+    wanted = {f"train {c}" for c in CELLS} | {f"publish {c} logs and rollouts" for c in CELLS}
+    wanted |= {f"{what} {c} step {s}" for what in ("publish", "score") for c in CELLS for s in (2, 4)}
+    assert wanted | {"score toy step 0"} <= task_names(control_worker, run, 1)
+    artifacts = {a["key"]: a["type"] for a in ask(control_worker, "/artifacts/latest/filter", {})}
+    assert artifacts["micro-report"] == "markdown"
+    assert artifacts["micro-cells"] == "table"
+    assert artifacts["progress-toy-toy-nobuf-lr3e4"] == "progress"
+
+
+def test_a_failed_run_retried_redoes_only_what_is_missing(control_worker, finished, tmp_path, wait_for):
+    runs = tmp_path / "runs"
+    shutil.copytree(finished, runs)
+    lost = next((runs / "store" / CELLS[1]).glob("scores/*/global_step_4"))
+    obstacle = runs / lost.relative_to(runs / "store")
+    shutil.rmtree(lost)
+    shutil.rmtree(obstacle)
+    obstacle.touch()  # a file where the score's folder belongs
+    before = manifests(runs / "store")
+
+    done = run_deployment(control_worker, "lr-ablation/micro", f"runs={runs}")
+    assert done.returncode == 1
+    run = newest_run(control_worker)
+    assert run["state_type"] == "FAILED"
+    assert f"{CELLS[1]}/global_step_4 (score)" in run["state"]["message"]
+    assert task_names(control_worker, run, 1) & {f"train {c}" for c in CELLS} == set()
+
+    obstacle.unlink()
+    trained = (runs / CELLS[1] / "train.log").read_text()
+    retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}  # what the Retry button of the UI does
+    assert ask(control_worker, f"/flow_runs/{run['id']}/set_state", retry)["status"] == "ACCEPT"
+
+    def ended():
+        state = ask(control_worker, f"/flow_runs/{run['id']}")
+        return state if state["state_type"] in {"COMPLETED", "FAILED", "CRASHED"} and state["run_count"] == 2 else None
+
+    again = wait_for(ended, 600, "the retried run")
+    assert again["state_type"] == "COMPLETED", again["state"]
+    redone = {n for n in task_names(control_worker, run, 2) if n.split()[0] in {"train", "publish", "score"}}
+    assert redone == {f"score {CELLS[1]} step 4"}
+    after = manifests(runs / "store")
+    rel = lost.relative_to(runs / "store").as_posix()
+    assert after.keys() - before.keys() == {rel}
+    assert {k: v for k, v in before.items() if not k.startswith("reports/")}.items() <= after.items()
+    assert (runs / CELLS[1] / "train.log").read_text() == trained
+
+
+def test_without_a_gpu_full_fails_within_seconds_with_one_line(control_worker, tmp_path):
+    began = time.monotonic()
+    done = run_deployment(control_worker, "lr-ablation/full", f"runs={tmp_path}")
+    assert done.returncode == 1
+    run = newest_run(control_worker)
+    assert run["state_type"] == "FAILED"
+    message = run["state"]["message"]
+    assert message.startswith("gpu=none: full needs a GPU")
+    assert "6 cells of 500 steps, 17 checkpoints each" in message
+    assert "\n" not in message
+    assert not Path(tmp_path / "store").exists()
+    assert run["total_run_time"] < 60 < WATCH_S, time.monotonic() - began
