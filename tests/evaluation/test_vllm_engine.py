@@ -1,0 +1,103 @@
+"""The vLLM engine, executed on its CPU build (`make test-vllm`): same log-probs, same seeds, same scores."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+vllm = pytest.importorskip("vllm")
+
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from evaluation.engines import TransformersEngine  # noqa: E402
+from evaluation.judge import Judge  # noqa: E402
+from evaluation.manifests import Provenance  # noqa: E402
+from evaluation.problems.toy import generate  # noqa: E402
+from evaluation.prompts import extract, prompt_ids, resolve  # noqa: E402
+from evaluation.protocol import Protocol  # noqa: E402
+from evaluation.records import Program  # noqa: E402
+from evaluation.requests import Unit  # noqa: E402
+from evaluation.vllm_engine import VllmEngine  # noqa: E402
+
+MODEL = Path(__file__).resolve().parents[2] / "training/toy_model"
+PROTOCOL = Protocol(benchmark="toy_plus", n=8, temperature=0.6, top_p=0.95, max_new_tokens=64)
+SPEC = resolve(MODEL, name="toy/1", rendering="plain")
+PROBLEMS = generate(0).held_out
+
+
+def unit():
+    return Unit(
+        label="base", cell=None, global_step=0, model_path=str(MODEL), protocol=PROTOCOL, provenance=Provenance(), out=""
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = VllmEngine("cpu")
+    made.load(unit(), SPEC)
+    return made
+
+
+def prompts(engine, problems):
+    return [prompt_ids(SPEC, p, engine.tokenizer) for p in problems]
+
+
+def test_log_probs_equal_those_of_transformers(engine):
+    protocol = PROTOCOL.replace(n=2, temperature=1.0, top_p=1.0)
+    few = PROBLEMS[:16]
+    tokens = prompts(engine, few)
+    drawn = engine.draw(protocol, [p.problem_id for p in few], tokens)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    worst = 0.0
+    for prompt, completions in zip(tokens, drawn, strict=True):
+        for c in completions:
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + c.token_ids])).logits[0, len(prompt) - 1 : -1]
+            mine = torch.log_softmax(logits.float(), -1).gather(-1, torch.tensor(c.token_ids)[:, None])[:, 0]
+            worst = max(worst, float((mine - torch.tensor(c.logprobs)).abs().max()))
+    assert worst < 1e-5
+
+
+def test_the_same_seeds_give_the_same_samples_whatever_the_batch(engine):
+    few = PROBLEMS[:12]
+    ids, tokens = [p.problem_id for p in few], prompts(engine, few)
+    together = engine.draw(PROTOCOL, ids, tokens)
+    alone = [engine.draw(PROTOCOL, [i], [t])[0] for i, t in zip(ids[:4], tokens[:4], strict=True)]
+    backwards = engine.draw(PROTOCOL, ids[::-1], tokens[::-1])[::-1]
+    assert [[c.token_ids for c in cs] for cs in together[:4]] == [[c.token_ids for c in cs] for cs in alone]
+    assert [[c.token_ids for c in cs] for cs in together] == [[c.token_ids for c in cs] for cs in backwards]
+    assert len({tuple(c.token_ids) for cs in together for c in cs}) > len(few)
+
+
+def test_completions_end_at_the_stop_ids(engine):
+    drawn = engine.draw(PROTOCOL, [p.problem_id for p in PROBLEMS[:8]], prompts(engine, PROBLEMS[:8]))
+    for c in (c for cs in drawn for c in cs):
+        stops = [t in SPEC.stop_ids for t in c.token_ids]
+        assert stops[-1] == (c.finish_reason == "stop")
+        assert not any(stops[:-1])
+
+
+def test_pass_at_1_agrees_with_the_transformers_engine(engine, tmp_path):
+    other = TransformersEngine("cpu")
+    other.load(unit(), SPEC)
+    rates = []
+    with Judge(PROBLEMS, cache=tmp_path) as judge:
+        for one in (engine, other):
+            drawn = one.draw(PROTOCOL, [p.problem_id for p in PROBLEMS], prompts(one, PROBLEMS))
+            programs = [
+                Program(
+                    problem_id=p.problem_id,
+                    source=extract(SPEC, one.tokenizer.decode(c.token_ids, skip_special_tokens=True), p),
+                )
+                for p, cs in zip(PROBLEMS, drawn, strict=True)
+                for c in cs
+            ]
+            passed = [v.passed for v in judge.judge(programs)]
+            rates.append([sum(passed[i : i + 8]) / 8 for i in range(0, len(passed), 8)])
+    gaps = [a - b for a, b in zip(*rates, strict=True)]
+    mean = sum(gaps) / len(gaps)
+    error = math.sqrt(sum((g - mean) ** 2 for g in gaps) / (len(gaps) - 1) / len(gaps))
+    assert abs(mean) < 3 * error
+    assert sum(rates[0]) / len(rates[0]) > 0.2
