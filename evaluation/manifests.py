@@ -1,5 +1,6 @@
 """Manifests: written last, so that a folder with one is whole. Readers trust only complete manifests."""
 
+import functools
 import importlib.metadata
 import platform
 import subprocess
@@ -96,7 +97,7 @@ def write_manifest(folder: Path, kind: str, provenance: Provenance) -> Manifest:
             **{f: getattr(provenance, f) for f in Provenance.model_fields},
             "kind": kind,
             "files": files,
-            "versions": versions(),
+            "versions": dict(versions()),
             "git_commit": git_commit(),
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -129,6 +130,7 @@ def is_complete(folder: Path) -> bool:
     }
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Versions of the packages that make the numbers, of those that are installed."""
     found = {"python": platform.python_version()}
@@ -140,6 +142,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@functools.cache  # the code that runs is what was checked out when it started
 def git_commit() -> str | None:
     """Commit of the checkout this package runs from, `-dirty` if it has changes; None outside a checkout."""
     here = Path(__file__).resolve().parent.parent

@@ -1,0 +1,67 @@
+"""The environment: what is read of it, and what is refused."""
+
+import os
+import sys
+
+import pytest
+
+from evaluation.errors import InputError
+from tasks.settings import prefect_environment, prepare_prefect, settings
+
+
+def test_defaults(monkeypatch):
+    for name in ("ABLATION_LAUNCHER", "ABLATION_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    found = settings()
+    assert (found.launcher, found.home) == ("process", "")
+    assert found.cores == len(os.sched_getaffinity(0))
+
+
+def test_launcher(monkeypatch):
+    monkeypatch.setenv("ABLATION_LAUNCHER", "deployment")
+    assert settings().launcher == "deployment"
+    monkeypatch.setenv("ABLATION_LAUNCHER", "slurm")
+    with pytest.raises(InputError, match="ABLATION_LAUNCHER=slurm: unknown launcher; use process or deployment"):
+        settings()
+
+
+@pytest.mark.parametrize(
+    ("script", "named", "gpus"),
+    [
+        ("echo 0; echo 1", None, ("0", "1")),
+        ("echo 0; echo 1", "1", ("1",)),
+        ("echo 0; echo 1", "", ()),
+        ("echo 0; echo 1", "GPU-aa,GPU-bb", ("GPU-aa", "GPU-bb")),
+        ("exit 9", None, ()),
+        (None, None, ()),
+    ],
+)
+def test_gpus_are_counted_without_cuda(tmp_path, monkeypatch, script, named, gpus):
+    if script is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert settings().gpus == gpus
+
+
+def test_prefect_keeps_what_somebody_has_set(monkeypatch):
+    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "3")
+    monkeypatch.delenv("PREFECT_SERVER_ANALYTICS_ENABLED", raising=False)
+    assert prefect_environment(MORE="1")["PREFECT_CLIENT_MAX_RETRIES"] == "3"
+    assert prefect_environment()["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    before = dict(os.environ)
+    prepare_prefect()
+    assert os.environ["PREFECT_CLIENT_MAX_RETRIES"] == "3"
+    for name in os.environ.keys() - before.keys():
+        monkeypatch.delenv(name)
+
+
+def test_asking_for_settings_needs_neither_prefect_nor_torch():
+    import subprocess
+
+    code = "import sys, tasks.settings, tasks.launch; print(*{'torch', 'prefect'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
