@@ -104,32 +104,37 @@ def _decide(
         return "incomplete", None, f"no score at step {', '.join(map(str, lacking))}"
     if run.end == "diverged":
         return "diverged", run.onset_step, f"non-finite numbers at step {run.onset_step}"
+    if len(run.rewards) < run.steps:
+        return "incomplete", None, f"the rewards of {len(run.rewards)} of {run.steps} steps are stored"
     onset = collapse_onset(run.rewards, rules)
     if onset is not None:
-        means = trailing_means(run.rewards, rules.collapse_window)
-        top = max(m for m in means[rules.collapse_first_step - 1 :] if not math.isnan(m))
-        return "collapsed", onset, f"mean reward {means[-1]:.3f} at the end, {top:.3f} at its height"
+        means = trailing_means(run.rewards, rules.collapse_window)[rules.collapse_first_step - 1 :]
+        known = [m for m in means if math.isfinite(m)]
+        return "collapsed", onset, f"mean reward {known[-1]:.3f} at the end, {max(known):.3f} at its height"
     if base is None:
         return "incomplete", None, "the base model has no score"
     return _degraded({0: base, **scores}, rules)
 
 
 def trailing_means(rewards: Sequence[float], window: int) -> list[float]:
-    """Return for each step t the mean of the last min(window, t) rewards; NaN rewards are left out of it."""
+    """Return for each step t the mean of the last min(window, t) rewards that are finite; NaN if none is."""
     means = []
     for t in range(1, len(rewards) + 1):
-        finite = [r for r in rewards[max(0, t - window) : t] if not math.isnan(r)]
+        finite = [r for r in rewards[max(0, t - window) : t] if math.isfinite(r)]
         means.append(sum(finite) / len(finite) if finite else math.nan)
     return means
 
 
 def collapse_onset(rewards: Sequence[float], rules: Criterion) -> int | None:
-    """Return the first step from which the trailing mean stays below its share of the running maximum, or None."""
+    """Return the first step from which the trailing mean stays below its share of the running maximum, or None.
+
+    A step whose whole window is not finite says nothing: it neither starts a collapse nor ends one.
+    """
     if len(rewards) < rules.collapse_min_steps:
         return None
     top, onset = -math.inf, None
     for step, mean in enumerate(trailing_means(rewards, rules.collapse_window), start=1):
-        if step < rules.collapse_first_step:
+        if step < rules.collapse_first_step or math.isnan(mean):
             continue
         top = max(top, mean)
         onset = onset or step if mean < rules.collapse_fraction * top else None
@@ -140,6 +145,8 @@ def _degraded(scores: dict[int, Score], rules: Criterion) -> tuple[Class, int | 
     """Decide between degraded and stable from the per-problem pass rates of every checkpoint, the base included."""
     steps = sorted(scores)
     rates_TP = pass_rates([scores[s] for s in steps])
+    if not rates_TP.size:
+        return "incomplete", None, "no problem has a judged sample at every checkpoint"
     curve = rates_TP.mean(1)
     peak = int(curve.argmax())
     drop = float(curve[peak] - curve[-1])
