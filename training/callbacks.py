@@ -153,7 +153,9 @@ def save_resume(trainer: "CellTrainer", save_trainer_state: Callable[[], None]) 
     shutil.rmtree(scratch)
     if step in trainer.cell.checkpoints:
         publish_ready(trainer.model, trainer.processing_class, trainer, step)
-    for old in folder.resumes()[: -trainer.runtime.keep_resume]:
+    past = [s for s in folder.resumes() if s <= step]  # a later one is damaged: it would have been gone on from
+    kept = [s for s in past if is_complete(folder.resume(s))][-trainer.runtime.keep_resume :]
+    for old in sorted({*past} - {*kept}):
         shutil.rmtree(folder.resume(old))
 
 

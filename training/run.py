@@ -77,6 +77,7 @@ def refuse_other(folder: RunFolder, cell_file: CellFile) -> None:
         InputError: with the fields that differ.
     """
     parts = [*map(folder.resume, folder.resumes()), *map(folder.checkpoint, folder.checkpoints())]
+    parts += [folder.logs, folder.rollouts]
     for part in parts:
         found = read_manifest(part)
         if found is not None and found.fingerprint != cell_file.identity.fingerprint:
@@ -119,6 +120,9 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
             write_json(folder.result_json, Result(end="finished", last_step=cell.steps, onset_step=None))
             return
     problems = read_problems(Path(runtime.problems_path))
+    if len(problems) < cell.grpo.prompts_per_step:
+        reason = f"has {len(problems)} problems, fewer than the {cell.grpo.prompts_per_step} of a step"
+        raise InputError("problems_path", runtime.problems_path, reason, "use the whole split")
     with Judge(problems, suites="reward", workers=runtime.judge_workers) as judge:
         _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, resume)
 

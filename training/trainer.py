@@ -24,6 +24,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from evaluation.files import read_jsonl, write_jsonl
 from evaluation.judge import Judge
 from evaluation.prompts import PromptSpec, prompt_ids, render
 from evaluation.records import Outcome, Problem
@@ -265,6 +266,7 @@ class CellTrainer(GRPOTrainer):
     def restore(self, resume: Path) -> None:
         """Take up everything that Trainer does not save itself."""
         state = json.loads((resume / "cell_state.json").read_text(encoding="utf-8"))
+        write_jsonl(self.folder.steps_jsonl, read_jsonl(resume / "steps.jsonl"))
         self._step = state["global_step"] * self.args.gradient_accumulation_steps
         if self.buffer is not None:
             self.buffer.restore(state["replay"])

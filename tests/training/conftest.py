@@ -25,17 +25,18 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 @pytest.fixture(scope="session")
 def make_run() -> Callable[..., RunFolder]:
     """`make_run(root, arm="nobuf", num_problems=8, runtime={}, **cell fields)`: write a run directory."""
+    train = generate(0).train
+    spec = resolve(MODEL, name="toy/1", rendering="plain")
 
     def make(
         root: Path, arm: str = "nobuf", num_problems: int = 8, runtime: dict[str, Any] | None = None, **changes: Any
     ) -> RunFolder:
         root.mkdir(parents=True, exist_ok=True)
         problems = root.parent / f"train{num_problems}.jsonl"
-        write_jsonl(problems, generate(0).train[:num_problems])
+        write_jsonl(problems, train[:num_problems])
         terms = tuple(t.replace(draws=8, cooldown=2, max_reuse=2) for t in ARMS[arm].terms)
         fields = {"model": "toy", "benchmark": "toy", "lr": 1e-3, "steps": 6, "stride": 2, "grpo": TINY}
         cell = Cell(**{**fields, "arm": arm, "terms": terms, **changes})
-        spec = resolve(MODEL, name="toy/1", rendering="plain")
         revisions = Revisions(model="shipped", datasets={"toy": "0"})
         write_json(root / "cell.json", CellFile(cell=cell, prompt=spec, split_sha256="0" * 64, revisions=revisions))
         settings = {"model_path": str(MODEL), "problems_path": str(problems), "micro_batch": 8, **(runtime or {})}
