@@ -161,7 +161,9 @@ def rebuild(store: Store, experiment: Experiment, cells: tuple[Cell, ...], out: 
 
 def missing_of(store: Store, experiment: Experiment, cells: tuple[Cell, ...]) -> list[str]:
     """Name what is planned and not stored, without the run directories."""
-    found = []
+    model = cells[0].model
+    bases = [p for p in experiment.protocols if _score(store, f"{model}/scores/{p.folder}", 0) is None]
+    found = [f"{model}/global_step_0 ({p.benchmark})" for p in bases]
     for cell in cells:
         run = evidence(store, experiment, cell)
         if run.end is None:

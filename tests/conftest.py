@@ -134,3 +134,33 @@ def control_worker(deployed: Server, tmp_path_factory: pytest.TempPathFactory) -
         yield deployed
     finally:
         end_group(process)
+
+
+@pytest.fixture
+def make_work(tmp_path: Path) -> Callable[..., Any]:
+    """`make_work(**changes)`: the work of `micro`, or a change of it, in this test's folders; no problem is real."""
+    from evaluation.contamination import Contamination
+    from evaluation.problems import Prepared
+    from evaluation.prompts import PromptSpec
+    from evaluation.splits import Ids, build_split
+    from flows.experiments import EXPERIMENTS
+    from tasks.models import ModelFiles
+    from tasks.work import Work
+    from training.store import open_store
+
+    def make(**changes: Any) -> Work:
+        spec = EXPERIMENTS["micro"].replace(**changes)
+        split = build_split(Ids(train=(1,), plus=(2,), test=()), num_canonical_test=0, sources={})
+        prepared = Prepared(
+            split=split,
+            split_sha256=split.identity,
+            train=str(tmp_path / "train.jsonl"),
+            benchmarks={"toy_plus": str(tmp_path / "toy_plus.jsonl")},
+            revisions={"toy": "x"},
+            contamination=Contamination(touched={}, clean={}, constant_passable=(), overlaps=()),
+        )
+        files = ModelFiles(path="nowhere", revision=None, identity="sha256:0", prompt_dir="")
+        prompt = PromptSpec(name="toy/1", rendering="plain", extraction="whole/1", stop_ids=(1,))
+        return Work(spec, spec.cells(), tmp_path / "runs", open_store(str(tmp_path / "store")), prepared, files, prompt)
+
+    return make

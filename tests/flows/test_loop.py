@@ -9,36 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.contamination import Contamination
 from evaluation.files import whole_folder, write_json
 from evaluation.manifests import write_manifest
-from evaluation.problems import Prepared
-from evaluation.prompts import PromptSpec
-from evaluation.splits import Ids, build_split
-from flows.experiments import EXPERIMENTS
 from flows.loop import Loop, Units
 from tasks.checkpoints import publish, seal
-from tasks.models import ModelFiles
 from tasks.work import Work
 from training.folder import Result
-from training.store import open_store
-
-PROMPT = PromptSpec(name="toy/1", rendering="plain", extraction="whole/1", stop_ids=(1,))
-
-
-def make_work(tmp_path, **changes):
-    spec = EXPERIMENTS["micro"].replace(**changes)
-    split = build_split(Ids(train=(1,), plus=(2,), test=()), num_canonical_test=0, sources={})
-    prepared = Prepared(
-        split=split,
-        split_sha256=split.identity,
-        train="",
-        benchmarks={},
-        revisions={"toy": "x"},
-        contamination=Contamination(touched={}, clean={}, constant_passable=(), overlaps=()),
-    )
-    files = ModelFiles(path="", revision=None, identity="sha256:0", prompt_dir="")
-    return Work(spec, spec.cells(), tmp_path / "runs", open_store(str(tmp_path / "store")), prepared, files, PROMPT)
 
 
 @dataclass
@@ -135,8 +111,8 @@ def run(work, crew, **options):
     return loop
 
 
-def test_everything_once_and_a_second_pass_does_nothing(tmp_path):
-    work = make_work(tmp_path)
+def test_everything_once_and_a_second_pass_does_nothing(make_work):
+    work = make_work()
     crew = Crew(work)
     run(work, crew)
     assert work.missing() == []
@@ -149,8 +125,8 @@ def test_everything_once_and_a_second_pass_does_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["score", "checkpoint", "records"])
-def test_only_what_is_missing_is_done_again(tmp_path, lost):
-    work = make_work(tmp_path)
+def test_only_what_is_missing_is_done_again(make_work, lost):
+    work = make_work()
     run(work, Crew(work))
     cell = work.cells[0]
     rel = {
@@ -170,8 +146,8 @@ def test_only_what_is_missing_is_done_again(tmp_path, lost):
     assert work.missing() == []
 
 
-def test_a_checkpoint_is_scored_while_its_cell_trains_on(tmp_path):
-    work = make_work(tmp_path)
+def test_a_checkpoint_is_scored_while_its_cell_trains_on(make_work):
+    work = make_work()
     crew = Crew(work, pause_s=0.15)
     run(work, crew)
     first_score = next(i for i, (k, name, *_) in enumerate(crew.done) if k == "score" and name)
@@ -179,8 +155,8 @@ def test_a_checkpoint_is_scored_while_its_cell_trains_on(tmp_path):
     assert crew.together
 
 
-def test_a_failed_unit_is_not_tried_again_and_the_others_go_on(tmp_path):
-    work = make_work(tmp_path)
+def test_a_failed_unit_is_not_tried_again_and_the_others_go_on(make_work):
+    work = make_work()
     broken = work.cells[0].name
     crew = Crew(work, broken={("train", broken), ("score", None, 0)})
     run(work, crew)
@@ -188,8 +164,8 @@ def test_a_failed_unit_is_not_tried_again_and_the_others_go_on(tmp_path):
     assert work.missing() == [f"{work.model.name}/global_step_0 (score)", f"{broken} (not ended)"]
 
 
-def test_records_are_sealed_only_when_every_checkpoint_is_stored(tmp_path):
-    work = make_work(tmp_path)
+def test_records_are_sealed_only_when_every_checkpoint_is_stored(make_work):
+    work = make_work()
     name = work.cells[0].name
     crew = Crew(work, broken={("publish", name, 2)})
     run(work, crew)
@@ -201,8 +177,8 @@ def test_records_are_sealed_only_when_every_checkpoint_is_stored(tmp_path):
     assert ("train", name) not in mended.done
 
 
-def test_a_diverged_cell_is_complete_without_its_later_checkpoints(tmp_path):
-    work = make_work(tmp_path)
+def test_a_diverged_cell_is_complete_without_its_later_checkpoints(make_work):
+    work = make_work()
     name = work.cells[1].name
     crew = Crew(work, diverge_at={name: 3})
     run(work, crew)
@@ -211,24 +187,24 @@ def test_a_diverged_cell_is_complete_without_its_later_checkpoints(tmp_path):
     assert ("score", name, 4) not in crew.done
 
 
-def test_cells_wait_for_a_slot(tmp_path):
-    work = make_work(tmp_path, lrs=(1e-4, 3e-4, 1e-3))
+def test_cells_wait_for_a_slot(make_work):
+    work = make_work(lrs=(1e-4, 3e-4, 1e-3))
     crew = Crew(work, pause_s=0.02)
     run(work, crew, max_training=2)
     assert crew.most["train"] == 2
     assert work.missing() == []
 
 
-def test_scores_wait_for_a_slot_and_none_is_lost(tmp_path):
-    work = make_work(tmp_path, lrs=(1e-4, 3e-4, 1e-3))
+def test_scores_wait_for_a_slot_and_none_is_lost(make_work):
+    work = make_work(lrs=(1e-4, 3e-4, 1e-3))
     crew = Crew(work, pause_s=0.02)
     run(work, crew, max_scoring=1)
     assert crew.most["score"] == 1
     assert work.missing() == []
 
 
-def test_an_only_gpu_is_never_trained_and_scored_on_by_plan(tmp_path):
-    work = make_work(tmp_path)
+def test_an_only_gpu_is_never_trained_and_scored_on_by_plan(make_work):
+    work = make_work()
     crew = Crew(work)
     run(work, crew, max_training=1, scores_first=True)
     trains = [i for i, (k, *_) in enumerate(crew.done) if k == "train"]
@@ -239,8 +215,8 @@ def test_an_only_gpu_is_never_trained_and_scored_on_by_plan(tmp_path):
     )
 
 
-def test_a_parent_without_the_disks_only_trains_and_scores(tmp_path):
-    work = make_work(tmp_path)
+def test_a_parent_without_the_disks_only_trains_and_scores(make_work):
+    work = make_work()
     host = Crew(work)
 
     def whole_cell(cell):

@@ -1,0 +1,64 @@
+"""The cluster launcher: parents in `control`, cells in `gpu`, scores in `eval`, one worker each, on a real server."""
+
+import contextlib
+import json
+import os
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.prefect, pytest.mark.campaign]
+
+CELLS = ("toy_toy_hardcd_lam0p1_lr3e4", "toy_toy_nobuf_lr3e4")
+
+
+def ask(server, path, body):
+    request = urllib.request.Request(
+        f"{server.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def pools(deployed, tmp_path_factory):
+    """The server with a worker in every pool; parents use the pools."""
+    logs = tmp_path_factory.mktemp("workers")
+    workers = []
+    try:
+        for pool in ("control", "gpu", "eval"):
+            argv = ("prefect", "worker", "start", "--pool", pool, "--name", f"pools-{pool}", "--limit", "2")
+            env = {"PREFECT_WORKER_QUERY_SECONDS": "1", "ABLATION_LAUNCHER": "deployment"}
+            workers.append(deployed.start(*argv, log=logs / f"{pool}.log", **env))
+        yield deployed
+    finally:
+        for worker in workers:
+            for what in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.pid, what)
+                with contextlib.suppress(Exception):
+                    worker.wait(20)
+
+
+def test_micro_in_pools(pools, tmp_path, wait_for):
+    wait_for(lambda: _online(pools) == {"control", "gpu", "eval"}, 300, "a worker in every pool")
+    runs = tmp_path / "runs"
+    done = pools.run("prefect", "deployment", "run", "lr-ablation/micro", "-p", f"runs={runs}", "--watch", timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    children = ask(pools, "/flow_runs/filter", {})
+    names = sorted(r["name"] for r in children if r["state_type"] == "COMPLETED")
+    cells = [f"train {c}" for c in CELLS]
+    scores = ["score toy step 0", *(f"score {c} step {s}" for c in CELLS for s in (2, 4))]
+    assert names == sorted(["lr-ablation micro", *cells, *scores])
+    assert Path(runs / "store" / "reports" / "micro" / "finding.json").is_file()
+
+    again = pools.run("prefect", "deployment", "run", "lr-ablation/micro", "-p", f"runs={runs}", "--watch", timeout=600)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(ask(pools, "/flow_runs/filter", {})) == len(children) + 1
+
+
+def _online(server):
+    found = {p: ask(server, f"/work_pools/{p}/workers/filter", {}) for p in ("control", "gpu", "eval")}
+    return {p for p, workers in found.items() if any(w["status"] == "ONLINE" for w in workers)}
