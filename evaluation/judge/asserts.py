@@ -2,77 +2,85 @@
 
 `assert f([1, 2]) == 3` becomes the call's arguments and the question `value == 3`. Where arguments need the program's
 own names (a tree of its Node class, built by the problem's set-up code), the call is evaluated in the program's
-namespace instead; the comparison still happens here.
+namespace instead; the comparison still happens here. So a program that redefines asserts, `==` or the checker's name
+changes nothing.
 """
 
 import ast
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
+from evaluation.judge.oracles import MAX_FULL_BYTES
 from evaluation.judge.wire import Malformed, decode
 
 _VALUES = "__values"
-_NAMES = {"math": math, "sys": sys}
+_BUILTINS = {
+    f.__name__: f
+    for f in (abs, all, any, bool, dict, float, frozenset, int, len, list, max, min, repr, round, set, sorted, str, sum,
+              tuple, type)
+}  # fmt: skip
+_NAMES = {"math": math, "sys": sys, "__builtins__": _BUILTINS}
+_FAILURES = (
+    Malformed,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True)
 class AssertSuite:
-    """Asserts of one problem, taken apart."""
+    """Asserts of one problem, taken apart; the comparison of their values."""
 
     calls: tuple[Any, ...] | None
     """Argument tuples, or None: `expressions` are evaluated in the program's namespace."""
     expressions: tuple[str, ...]
-    questions: tuple[Any, ...]
+    questions: tuple[CodeType, ...]
     """Compiled expressions over the values."""
+    right: dict[int, bytes] = field(default_factory=dict, compare=False)
+    """Per assert, the bytes of a value that it holds of."""
 
     @property
     def size(self) -> int:
         """Number of asserts."""
         return len(self.questions)
 
-    def accepts(self, index: int, raw: bytes) -> bool:
-        """Return whether the assert holds of the value that the child sent."""
-        if raw[:1] != b"v":
+    def matches(self, index: int, payload: bytes) -> int:
+        """Return 0: each value is looked at."""
+        return 0
+
+    def accepts(self, index: int, raw: bytes) -> bool | None:
+        """Return whether the assert holds of the value that the child sent; None if it is needed in full."""
+        if raw[:1] == b"h":
+            return None
+        if self.right.get(index) == raw:
+            return True
+        holds = self.accepts_in_full(index, raw)
+        if holds:
+            self.right[index] = raw
+        return holds
+
+    def accepts_in_full(self, index: int, raw: bytes) -> bool:
+        """Return whether the assert holds of a value, whatever its size."""
+        if raw[:1] != b"v" or len(raw) > MAX_FULL_BYTES:
             return False
         try:
             value = decode(raw[1:])
-            values = (value,) if self.calls is not None else value
-            scope = {"__builtins__": _BUILTINS, **_NAMES, _VALUES: values}
-            return bool(eval(self.questions[index], scope))
-        except (Malformed, TypeError, ValueError, OverflowError, ArithmeticError, LookupError, RecursionError):
+            if self.calls is not None:
+                value = (value,)
+            elif type(value) is not tuple:
+                return False
+            return bool(eval(self.questions[index], {**_NAMES, _VALUES: value}))
+        except _FAILURES:
             return False
-        except AttributeError:
-            return False
-
-
-_BUILTINS = {
-    f.__name__: f
-    for f in (
-        abs,
-        all,
-        any,
-        bool,
-        dict,
-        float,
-        frozenset,
-        int,
-        len,
-        list,
-        max,
-        min,
-        repr,
-        round,
-        set,
-        sorted,
-        str,
-        sum,
-        tuple,
-        type,
-    )
-}
 
 
 def take_apart(entry_point: str, asserts: Sequence[str], setup: str) -> AssertSuite:
@@ -103,7 +111,7 @@ class _Assert(ast.NodeTransformer):
         question = ast.Expression(self.visit(body[0].test))
         if not self.calls:
             raise ValueError(f"asserts: {entry_point} is not called in: {line.strip()[:80]}")
-        self.question = compile(ast.fix_missing_locations(question), "<assert>", "eval")
+        self.question: CodeType = compile(ast.fix_missing_locations(question), "<assert>", "eval", dont_inherit=True)
         self.expression = "(" + "".join(ast.unparse(c) + ", " for c in self.calls) + ")"
 
     def visit_Call(self, node: ast.Call) -> ast.AST:

@@ -1,49 +1,76 @@
 """The inside of the cage: a lean process that forks a child for each program. Standard library only.
 
-    python -I -S -B child.py CONTROL_FD READABLE...
+    python -I -S -B child.py CONTROL_FD FILES NUMPY_SITE READABLE...   (FILES: landlock or none)
 
 The zygote holds no program, no input, no answer: each child reads its job from its own socket, which the parent made
 and handed over, and writes back values only. Everything a program changes, it changes in its own child.
+
+Frames to the parent: `c` caged, the program starts; `r` it is defined, the tests start; `t` values of the next tests,
+each with its length; `f` a large value in full, when asked; `d` all tests done; `e` the program could not be defined.
+A value is one kind byte and its bytes: `v` marshal, `s` a set and the value it was made of, `h` hash of a large one,
+`x` an exception's name.
 """
 
-import gc
-import marshal
 import os
-import signal
-import socket
-import struct
 import sys
-import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-
-
-# What programs import most; already there when they do.
-import bisect
-import collections
-import fractions
-import io
-import random
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
 
 import sandbox  # pyright: ignore[reportMissingImports]
 
+sys.path.remove(HERE)  # programs import from the standard library alone
+
+# What programs import most; already there when they do.
+import bisect, collections, copy, datetime, functools, gc, heapq, io, itertools, marshal, math, operator, random, re
+import select, string, struct, time, typing
+import signal, _blake2, _socket
+
 DESCRIBED = "\0described"
-HEADER = struct.Struct("<I")
+SIZE = struct.Struct("<I")
 FLUSH_S = 0.001
-"""Answers are sent together until a test takes this long, so that the parent knows which test is running."""
+"""Values are sent together until they took this long, so that the parent knows which test is running."""
+FULL_BYTES = 1 << 18
+BATCH_BYTES = 1 << 16
+RECURSION = 975
+"""Leaves a program 969 levels of its own, as EvalPlus does when it runs from its command line (measured)."""
 SCALARS = {int, float, str, bool, complex, type(None)}
-_dumps, _now, _exit = marshal.dumps, time.perf_counter, os._exit
+ATOMS = SCALARS | {bytes}
+HASHED = {collections.Counter, collections.OrderedDict, collections.defaultdict}
+VIEWS = {type({}.keys()), type({}.items())}
+_dumps, _now, _write, _read, _exit = marshal.dumps, time.perf_counter, os.write, os.read, os._exit
+_pack, _cpu, _blake2b, _modules = SIZE.pack, time.process_time, _blake2.blake2b, sys.modules
+
+
+class Sink(io.StringIO):
+    """Standard streams as EvalPlus has them: whatever is written is lost, reading fails."""
+
+    def write(self, text):
+        """Lose it."""
+        if type(text) is not str:
+            raise TypeError(f"string argument expected, got {type(text).__name__!r}")
+        return len(text)
+
+    def read(self, *_):
+        """Fail."""
+        raise OSError
+
+    readline = readlines = __next__ = read
+
+    def readable(self):
+        """Say no."""
+        return False
 
 
 def plain(value, depth=0):
     """Return `value` as builtins that marshal writes; anything else as a description of it."""
     kind = type(value)
-    if kind in SCALARS or kind is bytes:
+    if kind in ATOMS:
         return value
-    if depth > 200:
+    if depth > 300:
         return (DESCRIBED, "opaque", "deep")
     if kind in (list, tuple, set, frozenset):
-        if all(type(x) in SCALARS for x in value):
+        if SCALARS.issuperset(map(type, value)):
             return value
         items = [plain(x, depth + 1) for x in value]
         return items if kind is list else kind(items)
@@ -55,46 +82,69 @@ def plain(value, depth=0):
 def describe(value, kind, depth):
     """Describe the values that a comparison knows besides plain builtins."""
     name = kind.__name__
-    if kind in (bytearray,):
+    if kind is bytearray:
         return (DESCRIBED, name, bytes(value))
-    if kind in (collections.Counter, collections.OrderedDict, collections.defaultdict):
+    if kind in HASHED:
         return (DESCRIBED, name, {plain(k, depth + 1): plain(v, depth + 1) for k, v in dict.items(value)})
-    if kind is collections.deque:
+    if kind is collections.deque or kind in VIEWS:
         return (DESCRIBED, name, [plain(x, depth + 1) for x in value])
     if kind is range:
         return (DESCRIBED, name, (value.start, value.stop, value.step))
-    if kind in (type({}.keys()), type({}.items())):
-        return (DESCRIBED, name, [plain(x, depth + 1) for x in value])
-    if kind is fractions.Fraction:
+    fractions, decimal, numpy = map(_modules.get, ("fractions", "decimal", "numpy"))
+    if fractions is not None and kind is fractions.Fraction:
         return (DESCRIBED, name, (value.numerator, value.denominator))
-    numpy = sys.modules.get("numpy")
+    if decimal is not None and kind is decimal.Decimal:
+        return (DESCRIBED, name, str(value))
     if numpy is not None and kind is numpy.ndarray and value.size < 1_000_000:
-        return (DESCRIBED, "numpy", (value.dtype.str, value.shape, value.tolist()))
-    if numpy is not None and isinstance(value, numpy.generic) and kind.__module__ == "numpy":
+        return (DESCRIBED, "numpy", (value.dtype.str, value.shape, plain(value.ravel().tolist(), depth + 1)))
+    if numpy is not None and kind.__module__ == "numpy" and isinstance(value, numpy.generic):
         return (DESCRIBED, "numpy", (value.dtype.str, None, value.item()))
-    for base in (bool, int, float, str, tuple, list, dict, set, frozenset):
+    for base in (int, float, str, tuple, list, dict, set, frozenset, complex):
         if base in kind.__mro__ and kind.__eq__ is base.__eq__:
             return (DESCRIBED, "subclass", plain(base(value), depth + 1))
     return (DESCRIBED, "opaque", name)
 
 
-def answer(value, as_set):
-    """Return the bytes of one test's value; where the oracle compares sets, of the pair (value, set of it)."""
-    try:
-        if as_set:
-            if not isinstance(value, (list, tuple, set, frozenset, dict, str)):
-                value = list(value)
-            return b"v" + _dumps((plain(value), plain(set(value))), 2)
+def encode(value, as_set):
+    """Return the bytes of one test's value; where the oracle compares sets, the set's and the value's."""
+    if not as_set:
         return b"v" + _dumps(plain(value), 2)
-    except (ValueError, TypeError, RecursionError) as e:
-        return b"x" + type(e).__name__.encode()
+    if type(value) not in (list, tuple, set, frozenset, dict, str):
+        value = list(value)
+    unique = _dumps(plain(set(value)), 2)
+    return b"s" + _pack(len(unique)) + unique + _dumps(plain(value), 2)
+
+
+def raised(error):
+    """Return an exception's name as a value: it equals nothing."""
+    name = type(error).__name__
+    return b"x" + (name.encode()[:80] if type(name) is str and name.isidentifier() else b"exception")
+
+
+def is_floats(value):
+    """Say whether EvalPlus compares with a tolerance from this expected value on."""
+    if isinstance(value, float):
+        return True
+    if isinstance(value, list | tuple) and value:
+        return all(isinstance(x, float) for x in value)
+    return getattr(getattr(value, "dtype", None), "name", "") in ("float64", "float32")
+
+
+def equals_itself(value):
+    """Say whether equal bytes mean equal values: not where a NaN or something opaque is inside."""
+    kind = type(value)
+    if kind in (float, complex):
+        return value == value
+    if kind in (list, tuple, set, frozenset):
+        return not (kind is tuple and value[:2] == (DESCRIBED, "opaque")) and all(map(equals_itself, value))
+    return all(map(equals_itself, value.values())) if kind is dict else True
 
 
 def read_exactly(fd, size):
     """Read `size` bytes or end."""
     parts = []
     while size:
-        part = os.read(fd, min(size, 1 << 20))
+        part = _read(fd, min(size, 1 << 20))
         if not part:
             _exit(0)
         parts.append(part)
@@ -102,105 +152,125 @@ def read_exactly(fd, size):
     return b"".join(parts)
 
 
-def send(fd, payload, write=os.write, pack=HEADER.pack):
+def send(fd, kind, payload):
     """Write one frame."""
-    data = pack(len(payload)) + payload
+    data = memoryview(_pack(len(payload) + 1) + kind + payload)
     while data:
-        data = data[write(fd, data) :]
+        data = data[_write(fd, data) :]
 
 
 def run_program(fd):
-    """Read one job, run it, send its values; never returns."""
-    (size,) = HEADER.unpack(read_exactly(fd, 4))
-    job = marshal.loads(read_exactly(fd, size))
-    null = io.StringIO("")
-    sys.stdin, sys.stdout, sys.stderr = null, io.StringIO(), io.StringIO()
+    """Read one job, run it, send its values."""
+    job = marshal.loads(read_exactly(fd, SIZE.unpack(read_exactly(fd, 4))[0]))
+    inputs = marshal.loads(read_exactly(fd, SIZE.unpack(read_exactly(fd, 4))[0]))
+    source, setup = job["source"], job["setup"]
+    sys.stdin = sys.stdout = sys.stderr = Sink()
+    sys.__stdin__ = sys.__stdout__ = sys.__stderr__ = None
+    if "random" in source:
+        random.seed(0)  # one program, one verdict
+    sandbox.limit_child(job["memory"], job["cpu_s"])
+    sandbox.install(sandbox.with_pid(CHILD_FILTER, os.getpid()))
     sys.setrecursionlimit(RECURSION)
-    limit_bytes, cpu_s = job["memory"], job["cpu_s"]
-    if job["numpy"]:
-        import numpy
-    sandbox.limit(limit_bytes, cpu_s)
-    sandbox.install(sandbox.child_filter(os.getpid()))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    send(fd, b"c", b"")
     scope = {}
     try:
-        exec(compile(job["source"], "<program>", "exec"), scope)
-        if job["mode"] == "expressions":
-            return run_expressions(fd, job, scope)
-        function = scope[job["entry_point"]]
+        exec(compile(source, "<string>", "exec", dont_inherit=True), scope)
+        if setup:
+            exec(compile(setup, "<setup>", "exec", dont_inherit=True), scope)
+        function = None if job["expressions"] else scope[job["entry_point"]]
     except BaseException as e:
-        send(fd, b"e" + type(e).__name__.encode("utf-8", "replace")[:80])
+        send(fd, b"e", raised(e)[1:])
         return
-    send(fd, b"r")
-    run_tests(fd, function, job["inputs"], job["as_set"], job["timed"])
+    send(fd, b"r", b"")
+    if job["expressions"]:
+        inputs = [(expression, scope) for expression in inputs]
+        function = evaluate
+    run_tests(fd, job, function, inputs)
 
 
-RECURSION = 1000
+def evaluate(expression, scope):
+    """Return the value of one expression in the program's namespace."""
+    return eval(compile(expression, "<assert>", "eval", dont_inherit=True), scope)
 
 
-def run_tests(fd, function, inputs, as_set, timed):
-    """Call the function on each input and send the values, in order."""
-    batch, size, started, times = [], 0, _now(), []
-    for arguments in inputs:
-        before = time.process_time() if timed else 0.0
+def run_tests(fd, job, function, inputs):
+    """Call the function on each input, in order, and send the values; the inputs are not copied (as EvalPlus)."""
+    as_set, slow, timed, whole = job["as_set"], job["slow"], job["timed"], job["whole"]
+    batch, size, started, times, flags = [], 0, _now(), [], bytearray()
+    for index, arguments in enumerate(inputs):
+        alone = slow and index in slow
+        if batch and alone:
+            send(fd, b"t", b"".join(batch))
+            batch, size, started = [], 0, _now()
+        before, value = _cpu() if timed else 0.0, None
         try:
-            value = answer(function(*arguments), as_set)
+            value = function(*arguments)
+            raw = encode(value, as_set)
         except BaseException as e:
-            value = b"x" + type(e).__name__.encode("utf-8", "replace")[:80]
+            raw = raised(e)
         if timed:
-            times.append(time.process_time() - before)
-        if len(value) > FULL_BYTES:
-            value = digest(value)
-        batch.append(value)
-        size += len(value)
-        if _now() - started > FLUSH_S or size > 1 << 16:
-            send(fd, b"t" + _dumps(batch, 2))
+            times.append(_cpu() - before)
+            flags.append(is_floats(value) + 2 * equals_itself(plain(value)))
+        if len(raw) > FULL_BYTES and not whole:
+            entry = b"h" + _blake2b(raw, digest_size=32).digest()
+            send(fd, b"t", b"".join([*batch, _pack(len(entry)), entry]))
+            if read_exactly(fd, 1) == b"n":
+                send(fd, b"f", raw)
+                read_exactly(fd, 1)
+            batch, size, started = [], 0, _now()
+            continue
+        batch.append(_pack(len(raw)))
+        batch.append(raw)
+        size += len(raw)
+        if alone or size > BATCH_BYTES or _now() - started > FLUSH_S:
+            send(fd, b"t", b"".join(batch))
             batch, size, started = [], 0, _now()
     if batch:
-        send(fd, b"t" + _dumps(batch, 2))
-    send(fd, b"d" + (_dumps(times, 2) if timed else b""))
+        send(fd, b"t", b"".join(batch))
+    send(fd, b"d", _dumps([times, bytes(flags)], 2) if timed else b"")
 
 
-FULL_BYTES = 1 << 18
+def receive(control):
+    """Return the parent's next message and the descriptor that came with it; end when the parent is gone."""
+    while not select.select([control], [], [], 5.0)[0]:
+        if os.getppid() != PARENT:
+            _exit(0)
+    message, ancillary, _, _ = control.recvmsg(16, _socket.CMSG_SPACE(4))
+    fds = [struct.unpack_from("i", data)[0] for _, kind, data in ancillary if kind == _socket.SCM_RIGHTS]
+    if not message:
+        _exit(0)
+    return message, fds[0] if fds else -1
 
 
-def digest(value):
-    """Return a large value's hash in its place."""
-    import hashlib
-
-    return b"h" + hashlib.blake2b(value, digest_size=32).digest()
-
-
-def run_expressions(fd, job, scope):
-    """Evaluate expressions of asserts in the program's namespace and send their values."""
-    send(fd, b"r")
-    batch = []
-    for code in job["inputs"]:
-        try:
-            value = answer(eval(compile(code, "<assert>", "eval"), scope), False)
-        except BaseException as e:
-            value = b"x" + type(e).__name__.encode("utf-8", "replace")[:80]
-        batch.append(value)
-        send(fd, b"t" + _dumps(batch, 2))
-        batch = []
-    send(fd, b"d")
+def status_of(pid):
+    """Return how a child ended; -1 if it has not within a moment."""
+    for _ in range(100):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.002)
+    return -1
 
 
 def serve(control):
-    """Fork a child for each socket that the parent hands over; tell its pid, and reap it when the parent says so."""
+    """Fork a child for each socket that the parent hands over; tell its pid, reap it when the parent says so."""
     while True:
-        message, fds, _, _ = socket.recv_fds(control, 16, 1)
-        if not message:
-            return
+        message, fd = receive(control)
         if message[:1] == b"w":
             os.waitpid(struct.unpack("<i", message[1:5])[0], 0)
             continue
-        fd = fds[0]
-        pid = os.fork()
+        if message[:1] == b"s":
+            control.send(struct.pack("<i", status_of(struct.unpack("<i", message[1:5])[0])))
+            continue
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = -1
         if pid == 0:
             try:
                 sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)
                 control.close()
+                gc.enable()
                 run_program(fd)
             except BaseException:
                 pass
@@ -212,26 +282,51 @@ def serve(control):
 
 def main():
     """Put on the cage, then serve."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    numpy = sys.argv[2] == "numpy"
-    sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if numpy:
-        sys.path.append(sys.argv[3])
-        import numpy as _numpy
-    landlock = sandbox.restrict_files(sys.argv[4:])
-    dropped = sandbox.drop_user(os.path.dirname(os.__file__))
-    sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing user clears it
+    global CHILD_FILTER
+    files, site, stdlib, readable = sys.argv[2] == "landlock", sys.argv[3], sys.argv[4], sys.argv[5:]
+    sys.argv[:] = [""]
+    sandbox.require_x86_64()
+    if site:
+        sys.path.append(site)
+        import numpy
+
+        numpy.random.seed(0)
+    landlock = 0
+    if files:
+        within = [os.path.join(stdlib, name) for name in os.listdir(stdlib) if not name.endswith("-packages")]
+        landlock = sandbox.restrict_files([stdlib], [*within, *readable])
+    if not landlock:
+        preload(bool(site))
+    user = sandbox.drop_user(stdlib)
+    sandbox.drop_capabilities()
     sandbox.prctl(sandbox.PR_SET_DUMPABLE, 0)
+    sandbox.limit_zygote()
     sandbox.install(sandbox.zygote_filter())
+    CHILD_FILTER = sandbox.child_filter(files=landlock > 0)
     gc.collect()
     gc.freeze()
-    control.send(marshal.dumps({"landlock": landlock, "user": dropped, "seccomp": True}, 2))
-    serve(control)
+    gc.disable()
+    CONTROL.send(_dumps({"seccomp": True, "landlock": landlock, "user": user}, 2))
+    serve(CONTROL)
 
+
+def preload(numpy):
+    """Import what programs may want, where no file can be opened later."""
+    import abc, array, ast, asyncio, base64, calendar, cmath, concurrent.futures, contextlib, csv, ctypes, dataclasses
+    import decimal, difflib, enum, fractions, hashlib, inspect, json, locale, numbers, pprint, queue, statistics
+    import textwrap, threading, traceback, types, unicodedata, unittest, uuid, warnings, weakref
+
+    if numpy:
+        import numpy.fft, numpy.linalg, numpy.ma, numpy.polynomial, numpy.random
+
+
+CHILD_FILTER = b""
+PARENT = os.getppid()
 
 if __name__ == "__main__":
+    CONTROL = _socket.socket(fileno=int(sys.argv[1]))
     try:
         main()
     except sandbox.CageMissing as e:
-        socket.socket(fileno=int(sys.argv[1])).send(marshal.dumps({"missing": str(e)}, 2))
-        sys.exit(3)
+        CONTROL.send(_dumps({"missing": str(e)}, 2))
+        _exit(3)

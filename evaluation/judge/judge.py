@@ -3,8 +3,13 @@
 A program never gives a verdict, only values; the values are compared here. Identical programs run once.
 """
 
+import collections
+import contextlib
+import hashlib
 import logging
-import queue
+import marshal
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +18,7 @@ from typing import Any, Literal, Protocol, Self
 
 from evaluation.judge import deserialize
 from evaluation.judge.asserts import AssertSuite, take_apart
-from evaluation.judge.oracles import MBPP_OUTPUT_NOT_NONE_TASKS, MBPP_OUTPUT_SET_EQ_TASKS, Comparison
+from evaluation.judge.oracles import Comparison, InFull, compared_as_set, compared_with_none
 from evaluation.judge.references import (
     MAX_SUITE_S,
     MIN_TEST_S,
@@ -23,13 +28,14 @@ from evaluation.judge.references import (
     Reference,
     ReferenceFailed,
     compute,
+    compute_in_full,
 )
-from evaluation.judge.zygote import SLACK_S, Execution, Job, Zygote, ZygoteDied
+from evaluation.judge.zygote import SLACK_S, Execution, Job, JudgeFailed, OutOfMemory, Zygote
 from evaluation.records import Outcome, Problem, Program, Verdict
 
 logger = logging.getLogger(__name__)
 
-JUDGE_VERSION = f"judge/1 python{sys.version_info.major}.{sys.version_info.minor}"
+JUDGE_VERSION = f"judge/2 python{sys.version_info.major}.{sys.version_info.minor}"
 TRIES = 3
 Suites = Literal["reward", "both"]
 
@@ -50,6 +56,7 @@ class _Asserts:
         self.problem = problem
         self.parts: AssertSuite = take_apart(problem.entry_point, problem.asserts, problem.setup)
         self.size = self.parts.size
+        self.inputs = marshal.dumps(list(self.parts.expressions if self.parts.calls is None else self.parts.calls), 2)
         self.lock = threading.Lock()
         self.times_s: tuple[float, ...] | None = None
 
@@ -74,17 +81,17 @@ class _Asserts:
     def _run(
         self, zygote: Zygote, source: str, limits_s: Sequence[float], suite_limit_s: float, timed: bool = False
     ) -> Execution:
-        calls = self.parts.calls
         job = Job(
-            source=source if calls is not None else f"{source}\n{self.problem.setup}\n",
-            mode="calls" if calls is not None else "expressions",
+            source=source,
+            setup=self.problem.setup,
+            expressions=self.parts.calls is None,
             entry_point=self.problem.entry_point,
-            inputs=calls if calls is not None else self.parts.expressions,
+            inputs=self.inputs,
             limits_s=limits_s,
             suite_limit_s=suite_limit_s,
-            timed=timed and calls is not None,
+            timed=timed,
         )
-        return zygote.run(job, self.parts.accepts)
+        return zygote.run(job, self.parts)
 
 
 class _Inputs:
@@ -94,34 +101,40 @@ class _Inputs:
         self.problem, self.cache = problem, cache
         self.special = problem.problem_id.startswith("Mbpp/")
         self.inputs = [tuple(i) for i in deserialize.inputs(problem.problem_id, raw_inputs)]
-        self.as_set = self.special and problem.entry_point in MBPP_OUTPUT_SET_EQ_TASKS
-        self.not_none = self.special and problem.entry_point in MBPP_OUTPUT_NOT_NONE_TASKS
+        self.raw_inputs = marshal.dumps(self.inputs, 2)
+        self.as_set = self.special and compared_as_set(problem.entry_point)
+        self.not_none = self.special and compared_with_none(problem.entry_point)
         self.size = len(self.inputs)
         self.lock = threading.Lock()
-        self.found: Reference | None = None
+        self.found: tuple[Reference, Comparison] | None = None
 
-    def reference(self, zygote: Zygote) -> Reference:
+    def _reference(self, zygote: Zygote) -> tuple[Reference, Comparison]:
         """Return the reference's answers, computed by whoever asks first."""
         with self.lock:
             if self.found is None:
-                self.found = compute(zygote, self.problem, self.inputs, self.as_set, self.not_none, self.cache)
+                found = compute(zygote, self.problem, self.inputs, self.as_set, self.not_none, self.cache)
+                self.found = found, self._comparison(found)
             return self.found
 
+    def _comparison(self, reference: Reference) -> Comparison:
+        p = self.problem
+        return Comparison(p.entry_point, self.special, p.atol, self.inputs, reference.values, reference.flags)
+
     def run(self, zygote: Zygote, source: str) -> Execution:
-        reference = self.reference(zygote)
-        comparison = Comparison(
-            self.problem.entry_point, self.special, self.problem.atol, self.inputs, reference.values
-        )
+        reference, comparison = self._reference(zygote)
         job = Job(
             source=source,
-            mode="calls",
             entry_point=self.problem.entry_point,
-            inputs=self.inputs,
+            inputs=self.raw_inputs,
             limits_s=reference.limits_s,
             suite_limit_s=reference.suite_limit_s,
             as_set=self.as_set,
         )
-        return zygote.run(job, comparison.accepts)
+
+        def in_full(index: int) -> bytes:
+            return compute_in_full(zygote, self.problem, self.inputs[index], self.as_set)
+
+        return zygote.run(job, InFull(comparison, in_full))
 
 
 class Judge:
@@ -138,7 +151,7 @@ class Judge:
         self.suites: Suites = suites
         self.num_workers, self.cache = workers, cache
         self.prepared: dict[tuple[str, str], _Suite] = {}
-        self.known: dict[tuple[str, str], Verdict] = {}
+        self.known: dict[tuple[str, bytes], Verdict] = {}
         self.lock = threading.Lock()
         self.workers = [_Worker() for _ in range(workers)]
         self.workers[0].zygote(numpy=False)  # fails here, not at the first program, where there is no cage
@@ -170,48 +183,49 @@ class Judge:
         Raises:
             KeyError: a program of an unknown problem.
         """
-        keys = [(p.problem_id, p.source.strip()) for p in programs]
-        sources = dict(zip(keys, programs, strict=True))
-        for problem_id, _ in sources:
+        keys = [_key(p) for p in programs]
+        for problem_id in {p.problem_id for p in programs}:
             self.problems[problem_id]
-        verdicts = {k: self.known[k] for k in sources if k in self.known}
-        sources = {k: p for k, p in sources.items() if k not in verdicts}
-        num_known = len(verdicts)
-        todo: queue.SimpleQueue[Program] = queue.SimpleQueue()
-        for program in sources.values():
-            todo.put(program)
-        errors: list[BaseException] = []
-
-        def work(worker: _Worker) -> None:
-            try:
-                while not errors:
-                    program = todo.get_nowait()
-                    verdict = self._judge_one(worker, program)
-                    with self.lock:
-                        verdicts[program.problem_id, program.source.strip()] = verdict
-                        if progress:
-                            progress(len(verdicts), num_known + len(sources))
-            except queue.Empty:
-                return
-            except BaseException as e:  # noqa: BLE001  carried to the caller's thread
-                errors.append(e)
-
-        threads = [threading.Thread(target=work, args=(w,)) for w in self.workers[1:]]
-        for thread in threads:
-            thread.start()
-        work(self.workers[0])
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        self.known |= {k: v for k, v in verdicts.items() if not v.errored}
+        distinct = dict(zip(keys, programs, strict=True))
+        verdicts = {k: self.known[k] for k in distinct if k in self.known}
+        batch = _Batch({k: p for k, p in distinct.items() if k not in verdicts}, len(verdicts), progress)
+        threads = [threading.Thread(target=self._work, args=(w, batch)) for w in self.workers[1:]]
+        try:
+            for thread in threads:
+                thread.start()
+            self._work(self.workers[0], batch)
+        except BaseException:
+            batch.stop()
+            for worker in self.workers:
+                worker.abort()
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+        if batch.error is not None:
+            raise batch.error
+        for key, program in batch.again:  # alone: nothing of ours runs beside it
+            batch.done(key, self._judge_one(self.workers[0], program, alone=True))
+        verdicts |= batch.verdicts
+        self.known |= {k: v for k, v in batch.verdicts.items() if not v.errored}
         return [verdicts[k] for k in keys]
 
-    def _judge_one(self, worker: "_Worker", program: Program) -> Verdict:
+    def _work(self, worker: "_Worker", batch: "_Batch") -> None:
+        try:
+            while (item := batch.take()) is not None:
+                key, program = item
+                try:
+                    batch.done(key, self._judge_one(worker, program, alone=False))
+                except _TryAlone:
+                    batch.again.append(item)
+        except Exception as e:  # noqa: BLE001  carried to the caller's thread
+            batch.stop(e)
+
+    def _judge_one(self, worker: "_Worker", program: Program, alone: bool) -> Verdict:
         problem = self.problems[program.problem_id]
-        base = self._run(worker, problem, "base", program.source)
+        base = self._run(worker, problem, "base", program.source, alone)
         has_plus = self.suites == "both" and problem.plus_inputs is not None
-        plus = self._run(worker, problem, "plus", program.source) if has_plus else None
+        plus = self._run(worker, problem, "plus", program.source, alone) if has_plus else None
         runs = [r for r in (base, plus) if r is not None]
         return Verdict(
             problem_id=program.problem_id,
@@ -224,23 +238,30 @@ class Judge:
         )
 
     def _run(
-        self, worker: "_Worker", problem: Problem, name: str, source: str
+        self, worker: "_Worker", problem: Problem, name: str, source: str, alone: bool
     ) -> tuple[Outcome, Execution | None, str]:
-        """Run one suite; a time-out of a program that waited for a core is tried once more before it counts."""
-        suite, contended = self._suite(problem, name), False
+        """Run one suite; a failure of the harness is tried again, and what is left of it is no wrong answer.
+
+        Raises:
+            _TryAlone: the program ran out of time or memory while others ran beside it.
+        """
         detail = ""
         for _ in range(TRIES):
             try:
-                run = suite.run(worker.zygote("numpy" in source), source)
-            except ZygoteDied as e:
+                run = self._suite(problem, name).run(worker.zygote("numpy" in source), source)
+            except OutOfMemory as e:
+                if not alone:
+                    raise _TryAlone from e
+                detail = f"judge: {e}"
+                continue
+            except JudgeFailed as e:
                 detail = f"judge: {e}"
                 worker.close()
                 continue
             except ReferenceFailed as e:
-                return Outcome.HARNESS_ERROR, None, str(e)
-            if run.timed_out and run.contended and not contended:
-                contended = True
-                continue
+                return Outcome.HARNESS_ERROR, None, f"judge: {e}"
+            if run.timed_out and run.contended and not alone:
+                raise _TryAlone
             if run.complete:
                 return Outcome.PASS, run, ""
             return (Outcome.TIMEOUT if run.timed_out else Outcome.FAIL), run, f"{name}: {run.detail}"
@@ -278,6 +299,51 @@ class Judge:
             raise RuntimeError(f"the judge cannot tell right from wrong: {right.detail!r}, {wrong.detail!r}")
 
 
+class _TryAlone(Exception):
+    """Load decided, not the program: it is judged again when nothing else of ours runs."""
+
+
+def _key(program: Program) -> tuple[str, bytes]:
+    source = program.source.strip().encode("utf-8", "surrogatepass")
+    return program.problem_id, hashlib.blake2b(source, digest_size=20).digest()
+
+
+class _Batch:
+    """The distinct programs of one call, taken by the workers."""
+
+    def __init__(
+        self,
+        programs: dict[tuple[str, bytes], Program],
+        num_known: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.todo = collections.deque(programs.items())
+        self.again: list[tuple[tuple[str, bytes], Program]] = []
+        self.verdicts: dict[tuple[str, bytes], Verdict] = {}
+        self.num_known, self.total, self.progress = num_known, num_known + len(programs), progress
+        self.lock = threading.Lock()
+        self.error: BaseException | None = None
+
+    def take(self) -> tuple[tuple[str, bytes], Program] | None:
+        """Return the next program; None when there is none, or the call is over."""
+        try:
+            return self.todo.popleft()
+        except IndexError:
+            return None
+
+    def done(self, key: tuple[str, bytes], verdict: Verdict) -> None:
+        """Keep a verdict."""
+        with self.lock:
+            self.verdicts[key] = verdict
+            if self.progress:
+                self.progress(self.num_known + len(self.verdicts), self.total)
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Let no worker take another program."""
+        self.todo.clear()
+        self.error = self.error or error
+
+
 class _Worker:
     """One lane: a zygote, and one with numpy once a program needs it."""
 
@@ -289,6 +355,12 @@ class _Worker:
         if numpy not in self.zygotes:
             self.zygotes[numpy] = Zygote(numpy)
         return self.zygotes[numpy]
+
+    def abort(self) -> None:
+        """Kill them under the thread that uses them; it sees a failure of the harness."""
+        for zygote in list(self.zygotes.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(zygote.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End them."""
