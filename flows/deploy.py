@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -19,6 +18,7 @@ from prefect.workers.process import ProcessWorker
 
 from evaluation.errors import IncompleteError, MachineError
 from evaluation.program import run_program
+from tasks.server import probe
 from tasks.settings import prefect_environment, settings
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def deploy() -> int:
     Raises:
         MachineError: no server is named, or it does not answer.
     """
-    url = probe()
+    url = named_server()
     with get_client(sync_client=True) as client:
         for name, description in POOLS.items():
             make_pool(client, name, description)
@@ -55,7 +55,7 @@ def deploy() -> int:
     return 0
 
 
-def probe() -> str:
+def named_server() -> str:
     """Return the server's URL once it has answered (Prefect's own commands end in a long traceback without one).
 
     Raises:
@@ -65,13 +65,7 @@ def probe() -> str:
     if not url:
         action = "run `prefect server start`, then `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
         raise MachineError("PREFECT_API_URL", "", "the active Prefect profile names no server", action)
-    try:
-        httpx.get(f"{url}/health", timeout=10).raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as e:
-        raise MachineError(
-            "PREFECT_API_URL", url, f"does not answer ({type(e).__name__})", "start the server, or name another"
-        ) from e
-    return url
+    return probe(url)
 
 
 def make_pool(client: SyncPrefectClient, name: str, description: str) -> None:

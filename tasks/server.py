@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 
+import httpx
 import prefect
 from prefect.context import refresh_global_settings_context
 from prefect.settings import PREFECT_API_URL
@@ -30,10 +31,10 @@ def ensure_server() -> str:
     """Return the URL of the configured server, or of one started now that lives as long as this process.
 
     Raises:
-        MachineError: it did not start.
+        MachineError: the configured one does not answer, or ours did not start.
     """
     if url := PREFECT_API_URL.value():
-        return url
+        return probe(url)
     port = _free_port()
     url = f"http://127.0.0.1:{port}/api"
     server = subprocess.Popen(
@@ -48,6 +49,20 @@ def ensure_server() -> str:
     _wait(server, url)
     point_prefect_at(url)
     refresh_global_settings_context()
+    return url
+
+
+def probe(url: str) -> str:
+    """Return the URL of a server once it has answered, whatever it says; Prefect's client would try for an hour.
+
+    Raises:
+        MachineError: it does not answer.
+    """
+    try:
+        httpx.get(f"{url}/health", timeout=10)
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
+        reason = f"does not answer ({type(e).__name__})"
+        raise MachineError("PREFECT_API_URL", url, reason, "start the server, or name another") from e
     return url
 
 

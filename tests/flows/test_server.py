@@ -1,7 +1,10 @@
 """The flow on a real Prefect server with a real worker: `micro` from the command line, and a failed run retried."""
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import time
 import urllib.request
 from pathlib import Path
@@ -104,6 +107,7 @@ def test_a_failed_run_retried_redoes_only_what_is_missing(control_worker, finish
     assert (runs / CELLS[1] / "train.log").read_text() == trained
 
 
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here")
 def test_without_a_gpu_full_fails_within_seconds_with_one_line(control_worker, tmp_path):
     began = time.monotonic()
     done = run_deployment(control_worker, "lr-ablation/full", f"runs={tmp_path}")
@@ -116,3 +120,49 @@ def test_without_a_gpu_full_fails_within_seconds_with_one_line(control_worker, t
     assert "\n" not in message
     assert not Path(tmp_path / "store").exists()
     assert run["total_run_time"] < 60 < WATCH_S, time.monotonic() - began
+
+
+def start_run(server, **parameters):
+    micro = next(d for d in ask(server, "/deployments/filter", {}) if d["name"] == "micro")
+    return ask(server, f"/deployments/{micro['id']}/create_flow_run", {"parameters": parameters})
+
+
+def state_of(server, run, *wanted, count=0):
+    found = ask(server, f"/flow_runs/{run['id']}")
+    return found if found["state_type"] in wanted and found["run_count"] >= count else None
+
+
+def trainers(runs):
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if "training.run" in words and any(w.startswith(str(runs)) for w in words):
+                found.append(int(entry.name))
+    return found
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.campaign
+def test_a_cancelled_run_stops_its_trainers_and_its_retry_goes_on(control_worker, tmp_path, wait_for):
+    run = start_run(control_worker, experiment="micro", runs=str(tmp_path))
+    wait_for(lambda: trainers(tmp_path), WATCH_S, "a trainer", 0.05)
+    cancelling = {"state": {"type": "CANCELLING"}}
+    assert ask(control_worker, f"/flow_runs/{run['id']}/set_state", cancelling)["status"] == "ACCEPT"
+    wait_for(lambda: state_of(control_worker, run, "CANCELLED"), 120, "the cancelled run")
+    wait_for(lambda: not trainers(tmp_path), 30, "the end of its trainers")
+    retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
+    ask(control_worker, f"/flow_runs/{run['id']}/set_state", retry)
+    wait_for(lambda: state_of(control_worker, run, "COMPLETED"), WATCH_S, "the retried run")
+
+
+@pytest.mark.campaign
+def test_a_killed_flow_is_restarted_by_the_automation(control_worker, tmp_path, wait_for):
+    run = start_run(control_worker, experiment="micro", runs=str(tmp_path))
+    pids = wait_for(lambda: trainers(tmp_path), WATCH_S, "a trainer", 0.05)
+    os.kill(parent_of(pids[0]), signal.SIGKILL)
+    end = wait_for(lambda: state_of(control_worker, run, "COMPLETED", count=2), WATCH_S, "the restarted run")
+    assert end["run_count"] >= 2
