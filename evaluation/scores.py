@@ -86,7 +86,9 @@ def estimate_pass_at_k(judged: Sequence[tuple[int, int]], k: int) -> Estimate:
         return Estimate(value=None, low=None, high=None, num_problems=len(enough))
     values = [pass_at_k(n, c, k) for n, c in enough]
     low, high = bootstrap_interval(values)
-    return Estimate(value=sum(values) / len(values), low=low, high=high, num_problems=len(values))
+    value = sum(values) / len(values)
+    # Where all problems agree, the interval is the value itself up to rounding: never past it.
+    return Estimate(value=value, low=min(low, value), high=max(high, value), num_problems=len(values))
 
 
 def sample_outcome(verdict: Verdict) -> Outcome:
