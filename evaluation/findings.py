@@ -1,19 +1,17 @@
 """The finding: where each arm's boundary lies on the ladder, whether the arms differ, and how sure that is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from evaluation.curves import Classified, Criterion, RunEvidence, classify
+from evaluation.drops import DropJudgement, Limb, Verdict, ending, judge_drops
+from evaluation.ladders import ArmBoundary, ArmShift, Shift, compare, locate
 from evaluation.records import Record
 from evaluation.scores import Score
-from evaluation.statistics import fewest_discordant, mcnemar
 
-__all__ = ["ArmBoundary", "Criterion", "Finding", "find"]
-
-Shift = Literal["up", "down", "not_detectable", "not_identified"]
+__all__ = ["ArmBoundary", "ArmShift", "Criterion", "Finding", "Limb", "find"]
 
 
 class RunFinding(Record):
@@ -23,26 +21,6 @@ class RunFinding(Record):
     class_: str = Field(alias="class")
     onset_step: int | None
     why: str
-
-
-class ArmBoundary(Record):
-    """Where an arm's runs break; rates, or null where the ladder does not say."""
-
-    last_stable: float | None
-    first_unstable: float | None
-    low: float | None
-    """Interval of the boundary, from enough seeds on."""
-    high: float | None
-    text: str
-
-
-class Limb(Record):
-    """One condition of a criterion."""
-
-    name: str
-    value: float | None
-    threshold: float
-    passed: bool | None
 
 
 class Finding(Record):
@@ -58,10 +36,13 @@ class Finding(Record):
     runs: tuple[RunFinding, ...]
     boundary: dict[str, ArmBoundary]
     shift: Shift
+    """Of the second arm against the first; `comparisons` has every arm."""
     min_detectable: float | None
-    """Smallest shift, in rungs of this ladder, that these seeds could have shown; null if none could."""
+    """Smallest shift, in rungs of this ladder, that these seeds could have shown if all agreed; null if none could."""
+    comparisons: dict[str, ArmShift] = Field(default_factory=dict)
+    """Each arm against the first one; those after the first are secondary, their p-values not corrected."""
     limbs: tuple[Limb, ...] = ()
-    verdict: Literal["validated", "failed", "inconclusive"] | None = None
+    verdict: Verdict | None = None
     statistical_status: str
     missing: tuple[str, ...]
     departures: tuple[str, ...]
@@ -80,156 +61,93 @@ def find(
     missing: Sequence[str] = (),
     departures: Sequence[str] = (),
 ) -> Finding:
-    """Classify every run and say where the boundary lies, by the declared criterion.
+    """Classify every run and answer by the declared criterion.
 
     Args:
         experiment: its name.
         criterion: the declared rules.
-        runs: every planned cell, ended or not; the first arm is the control.
+        runs: every planned cell, ended or not.
         base: the base model's score on the primary benchmark.
         benchmark: the primary benchmark.
         protocol_sha256: identity of the primary protocol.
         registered_sha256: identity of the experiment as declared.
         arm_labels: words for each arm, control first.
-        missing: planned things that are not there.
+        missing: planned things that are not there; incomplete runs that it does not name are added.
         departures: where the run departed from what was declared.
     """
     classified = [classify(r, base, benchmark, criterion) for r in runs]
     boundary = {arm: locate([c for c in classified if c.arm == arm], criterion) for arm in arm_labels}
-    shift, minimum, status = compare(classified, boundary, criterion)
+    control, *others = arm_labels
+    shifts = {arm: compare(classified, control, arm, arm_labels, criterion) for arm in others}
+    main = next(iter(shifts.values()), _ONE_ARM)
+    judged = _judge(runs, base, benchmark, criterion, arm_labels) if criterion.rule == "drop" else None
     return Finding(
         experiment=experiment,
         protocol_sha256=protocol_sha256,
         registered_sha256=registered_sha256,
         rule=criterion.rule,
-        sentence=_sentence(boundary, shift, status, arm_labels, classified),
+        sentence=judged.sentence if judged else _sentence(boundary, main, arm_labels, classified),
         runs=tuple(
             RunFinding(cell=c.label, class_=c.run_class, onset_step=c.onset_step, why=c.why) for c in classified
         ),
-        boundary=boundary,
-        shift=shift,
-        min_detectable=minimum,
-        statistical_status=status,
-        missing=tuple(missing),
+        boundary={} if judged else boundary,
+        shift="not_identified" if judged else main.shift,
+        min_detectable=None if judged else main.min_detectable,
+        comparisons={} if judged else shifts,
+        limbs=judged.limbs if judged else (),
+        verdict=judged.verdict if judged else None,
+        statistical_status=judged.status if judged else main.text,
+        missing=(*missing, *_unnamed(classified, base, missing)),
         departures=tuple(departures),
     )
 
 
-def locate(runs: Sequence[Classified], criterion: Criterion) -> ArmBoundary:
-    """Return the bracket of one arm, and its interval where there are enough seeds.
-
-    A rate is unstable when at least half of its ended runs are. Where the ladder is not monotone the boundary lies
-    between the highest stable rate below the lowest unstable one and that one.
-    """
-    ended = [r for r in runs if r.run_class != "incomplete"]
-    rates = sorted({r.lr for r in ended})
-    share = {x: float(np.mean([r.unstable for r in ended if r.lr == x])) for x in rates}
-    unstable = [x for x in rates if share[x] >= 0.5]
-    first = min(unstable, default=None)
-    stable = [x for x in rates if share[x] < 0.5 and (first is None or x < first)]
-    last = max(stable, default=None)
-    seeds = sorted({r.seed for r in ended})
-    low, high = _interval(ended, rates, seeds, criterion)
-    text = _bracket_text(last, first, rates) + _seeds_text(len(seeds), low, high)
-    if first is not None and any(share[x] < 0.5 for x in rates if x > first):
-        text += "; the ladder is not monotone"
-    return ArmBoundary(last_stable=last, first_unstable=first, low=low, high=high, text=text)
+_ONE_ARM = ArmShift(shift="not_identified", min_detectable=None, p=None, text="one arm, nothing to compare it with")
 
 
-def _bracket_text(last: float | None, first: float | None, rates: Sequence[float]) -> str:
-    if not rates:
-        return "no run has ended"
-    if first is None:
-        return f"stable up to {rates[-1]:g}, the highest rate of the ladder"
-    if last is None:
-        return f"unstable from {first:g} on, the lowest rate that ended"
-    return f"breaks between {last:g} (last stable) and {first:g} (first unstable)"
+def _judge(
+    runs: Sequence[RunEvidence], base: Score | None, benchmark: str, rules: Criterion, labels: Mapping[str, str]
+) -> DropJudgement:
+    """Apply the rule "drop" to the first two arms; without every run's curve there is no verdict."""
+    found = [(r, ending(r, base, benchmark)) for r in runs]
+    lacking = [r.label for r, e in found if e is None]
+    plain, treated = ([e for r, e in found if r.arm == arm and e is not None] for arm in list(labels)[:2])
+    if not lacking and plain and {e.seed for e in plain} == {e.seed for e in treated}:
+        return judge_drops(plain, treated, rules)
+    why = f"no verdict: {len(lacking)} of {len(runs)} runs lack a finished curve" if lacking else "no pair of runs"
+    return DropJudgement(limbs=(), verdict=None, status=why, sentence=f"The rule cannot be applied yet: {why}.")
 
 
-def _seeds_text(seeds: int, low: float | None, high: float | None) -> str:
-    if low is not None and high is not None:
-        return f"; 95 % interval {low:.2g} to {high:.2g} ({seeds} seeds)"
-    if not seeds:
-        return ""
-    return f"; {'one seed' if seeds == 1 else f'{seeds} seeds'}, no interval"
-
-
-def _interval(
-    runs: Sequence[Classified], rates: Sequence[float], seeds: Sequence[int], criterion: Criterion
-) -> tuple[float | None, float | None]:
-    """Bootstrap the boundary over seeds; None below the declared number, or when an end of the ladder is reached."""
-    if len(seeds) < criterion.min_seeds_for_interval or len(rates) < 2:
-        return None, None
-    table_SR = np.full((len(seeds), len(rates)), np.nan)
-    for r in runs:
-        table_SR[seeds.index(r.seed), rates.index(r.lr)] = r.unstable
-    if np.isnan(table_SR).any():
-        return None, None
-    rng = np.random.default_rng(0)
-    drawn_BSR = table_SR[rng.integers(len(seeds), size=(2000, len(seeds)))]
-    # A seed's boundary lies below its lowest rung by half a step for each unstable rung: Spearman-Karber's estimate.
-    rungs_B = len(rates) - 0.5 - drawn_BSR.sum(-1).mean(-1)
-    low, high = np.quantile(rungs_B, [0.025, 0.975])
-    if low < 0 or high > len(rates) - 1:
-        return None, None
-    logs = np.log10(rates)
-    return tuple(float(10 ** np.interp(x, np.arange(len(rates)), logs)) for x in (low, high))  # pyright: ignore
-
-
-def compare(
-    runs: Sequence[Classified], boundary: dict[str, ArmBoundary], criterion: Criterion
-) -> tuple[Shift, float | None, str]:
-    """Compare the first two arms on the runs they share (same rate and seed), by the exact paired test.
-
-    Returns:
-        The shift of the second arm's boundary, the smallest shift in rungs that could have been seen, and the words.
-    """
-    if len(boundary) < 2:
-        return "not_identified", None, "one arm only"
-    control, treated = list(boundary)[:2]
-    outcome = {(r.arm, r.lr, r.seed): r.unstable for r in runs if r.run_class != "incomplete"}
-    pairs = [(outcome[a], outcome[b]) for a in outcome if a[0] == control and (b := (treated, *a[1:])) in outcome]
-    seeds = {s for _, _, s in outcome}
-    rates = {x for _, x, _ in outcome}
-    needed = fewest_discordant(1 - criterion.confidence)
-    minimum = needed / len(seeds) if seeds and len(seeds) >= criterion.min_seeds_for_interval else None
-    if minimum is not None and minimum > len(rates):
-        minimum = None
-    for arm in (control, treated):
-        own = [u for (a, _, _), u in outcome.items() if a == arm]
-        if not own or all(own) or not any(own):
-            kind = "unstable" if own and all(own) else "stable"
-            return "not_identified", minimum, f"all runs of {arm} are {kind}" if own else f"no run of {arm} has ended"
-    saved, lost = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
-    counts = f"{saved} of {len(pairs)} pairs break only under {control}, {lost} only under {treated}"
-    if len(seeds) < criterion.min_seeds_for_interval:
-        count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
-        return (
-            "not_detectable",
-            minimum,
-            f"{counts}; {count}, no test: at least {criterion.min_seeds_for_interval} needed",
-        )
-    p = mcnemar(saved, lost)
-    status = f"{counts}; exact paired test p = {p:.3f}"
-    if p > 1 - criterion.confidence:
-        return "not_detectable", minimum, status
-    return ("up" if saved > lost else "down"), minimum, status
+def _unnamed(runs: Sequence[Classified], base: Score | None, missing: Sequence[str]) -> list[str]:
+    """Return what is missing and not named yet: no incomplete run may be left out of the list."""
+    named = {m.split("/")[0].split(" ")[0] for m in missing}
+    found = [f"{r.label} ({r.why})" for r in runs if r.run_class == "incomplete" and r.label not in named]
+    if base is None and not any("global_step_0 " in f"{m} " for m in missing):
+        found.insert(0, "global_step_0 of the base model (score)")
+    return found
 
 
 def _sentence(
-    boundary: dict[str, ArmBoundary],
-    shift: Shift,
-    status: str,
-    labels: dict[str, str],
-    runs: Sequence[Classified],
+    boundary: Mapping[str, ArmBoundary], main: ArmShift, labels: Mapping[str, str], runs: Sequence[Classified]
 ) -> str:
+    """Say what was seen, arm by arm, then what may be concluded about the shift."""
     parts = [f"{labels[arm]}: {found.text}" for arm, found in boundary.items()]
-    words = {
-        "up": "the boundary moved up",
-        "down": "the boundary moved down",
-        "not_detectable": "a shift is not detectable",
-        "not_identified": "a shift is not identified",
-    }
     incomplete = sum(r.run_class == "incomplete" for r in runs)
     tail = f" {incomplete} of {len(runs)} runs are incomplete." if incomplete else ""
-    return f"{'. '.join(p[0].upper() + p[1:] for p in parts)}. Between the arms {words[shift]} ({status}).{tail}"
+    told = ". ".join(p[0].upper() + p[1:] for p in parts)
+    return f"{told}. {_shift_words(list(boundary.values()), main, list(labels.values()))} ({main.text}).{tail}"
+
+
+def _shift_words(boundary: Sequence[ArmBoundary], main: ArmShift, labels: Sequence[str]) -> str:
+    if len(boundary) < 2:
+        return "A shift is not identified"
+    where = f"The boundary of '{labels[1]}' against that of '{labels[0]}'"
+    if main.shift in {"up", "down"}:
+        return f"{where}: moved {main.shift}"
+    if main.shift == "not_identified":
+        return f"{where}: a shift is not identified"
+    first, second = boundary[0].first_unstable, boundary[1].first_unstable
+    if main.p is None and first is not None and second is not None and first != second:
+        return f"{where}: its bracket lies {'higher' if second > first else 'lower'}, but a shift is not detectable"
+    seen = f", the smallest that could be seen being {main.min_detectable:g} rungs" if main.min_detectable else ""
+    return f"{where}: a shift is not detectable{seen}"

@@ -120,3 +120,28 @@ def fewest_discordant(level: float = 0.05) -> int:
     while mcnemar(count, 0) > level:
         count += 1
     return count
+
+
+def stratified_test(tables: Sequence[tuple[int, int, int, int]]) -> float:
+    """Return the exact two-sided p-value for two groups with one common difference in rates over several strata.
+
+    Given each stratum's total, the first group's count is hypergeometric if the groups do not differ (Fisher's test;
+    over strata, the exact form of Mantel and Haenszel's). The sum over strata is their convolution; two-sided is twice
+    the smaller tail.
+
+    Args:
+        tables: (events, runs) of the first and of the second group, for each stratum.
+    """
+    chances, seen = np.ones(1), 0
+    for first, runs, second, others in tables:
+        chances = np.convolve(chances, _hypergeometric(runs, others, first + second))
+        seen += first
+    return min(1.0, 2 * float(min(chances[: seen + 1].sum(), chances[seen:].sum())))
+
+
+@lru_cache(maxsize=4096)  # a ladder asks for the same few again and again
+def _hypergeometric(runs: int, others: int, events: int) -> np.ndarray:
+    """Return (runs + 1,): the chance of each count of the events among `runs`, the rest among `others`."""
+    from scipy import stats
+
+    return stats.hypergeom.pmf(np.arange(runs + 1), runs + others, events, runs)

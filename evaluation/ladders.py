@@ -1,0 +1,170 @@
+"""Where an arm's runs break on the ladder of rates, and whether two arms break at different places.
+
+The boundary of a ladder with several seeds is Spearman and Karber's estimate (each seed's boundary lies half a rung
+below its lowest unstable one, on the average over its rungs); its interval is the percentile bootstrap over seeds,
+widened by half a rung on both sides, because a ladder says no more than between which rungs a run breaks.
+"""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Literal
+
+import numpy as np
+
+from evaluation.curves import Classified, Criterion
+from evaluation.records import Record
+from evaluation.statistics import stratified_test
+
+Shift = Literal["up", "down", "not_detectable", "not_identified"]
+
+_RESAMPLES = 2000
+
+
+class ArmBoundary(Record):
+    """Where an arm's runs break; rates, or null where the ladder does not say."""
+
+    last_stable: float | None
+    first_unstable: float | None
+    low: float | None
+    """Interval of the boundary, from enough seeds on; null also where it reaches beyond the ladder."""
+    high: float | None
+    text: str
+
+
+class ArmShift(Record):
+    """One arm's boundary against the control's."""
+
+    shift: Shift
+    min_detectable: float | None
+    """Smallest shift, in rungs, that these seeds could have shown if all agreed; null if none could."""
+    p: float | None
+    """Of the exact test; null where there are too few seeds for one."""
+    text: str
+
+
+def rate_text(rate: float) -> str:
+    """Return a rate as people write it: 0.0003 is `3e-4`."""
+    return f"{Decimal(repr(rate)).normalize():e}"
+
+
+def locate(runs: Sequence[Classified], criterion: Criterion) -> ArmBoundary:
+    """Return the bracket of one arm, and its interval where there are enough seeds.
+
+    A rate is unstable when at least half of its ended runs are. Where the ladder is not monotone the boundary lies
+    between the highest stable rate below the lowest unstable one and that one.
+    """
+    ended = [r for r in runs if r.run_class != "incomplete"]
+    rates = sorted({r.lr for r in ended})
+    share = {x: float(np.mean([r.unstable for r in ended if r.lr == x])) for x in rates}
+    first = min((x for x in rates if share[x] >= 0.5), default=None)
+    last = max((x for x in rates if share[x] < 0.5 and (first is None or x < first)), default=None)
+    low, high = boundary_interval(ended, criterion)
+    texts = [_bracket_text(last, first), _seeds_text(ended, low, high)]
+    if first is not None and any(share[x] < 0.5 for x in rates if x > first):
+        above = ", ".join(rate_text(x) for x in rates if x > first and share[x] < 0.5)
+        texts.append(f"the ladder is not monotone: stable again at {above}")
+    if unknown := sorted({r.lr for r in runs} - set(rates)):
+        texts.append(f"no ended run at {', '.join(map(rate_text, unknown))}")
+    return ArmBoundary(
+        last_stable=last, first_unstable=first, low=low, high=high, text="; ".join(t for t in texts if t)
+    )
+
+
+def _bracket_text(last: float | None, first: float | None) -> str:
+    if first is None and last is None:
+        return "no run has ended"
+    if first is None:
+        return f"stable up to {rate_text(last or 0.0)}, the highest rate that ended: no boundary found"
+    if last is None:
+        return f"unstable from {rate_text(first)} on, the lowest rate that ended: no boundary found"
+    return f"breaks between {rate_text(last)} (last stable) and {rate_text(first)} (first unstable)"
+
+
+def _seeds_text(ended: Sequence[Classified], low: float | None, high: float | None) -> str:
+    seeds = len({r.seed for r in ended})
+    if not seeds:
+        return ""
+    if seeds == 1:
+        return "one seed, no interval"
+    by_rate = {x: [r.unstable for r in ended if r.lr == x] for x in sorted({r.lr for r in ended})}
+    shares = ", ".join(f"{rate_text(x)} {sum(found)}/{len(found)}" for x, found in by_rate.items())
+    if low is None and high is None:
+        return f"{seeds} seeds, no interval; unstable runs: {shares}"
+    ends = [rate_text(float(f"{x:.1e}")) if x is not None else "beyond the ladder" for x in (low, high)]
+    return f"95 % interval {ends[0]} to {ends[1]} ({seeds} seeds); unstable runs: {shares}"
+
+
+def boundary_interval(ended: Sequence[Classified], criterion: Criterion) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of an arm's boundary over seeds, as rates.
+
+    Seeds without an ended run at every rate are left out; below the declared number of seeds, and where no run or
+    every run is unstable, there is no interval. An end that lies beyond the ladder is None.
+    """
+    rates = sorted({r.lr for r in ended})
+    rows = {s: {r.lr: r.unstable for r in ended if r.seed == s} for s in {r.seed for r in ended}}
+    table_SR = np.array([[row[x] for x in rates] for _, row in sorted(rows.items()) if len(row) == len(rates)])
+    if len(table_SR) < criterion.min_seeds_for_interval or len(rates) < 2 or table_SR.all() or not table_SR.any():
+        return None, None
+    rng = np.random.default_rng(0)
+    boundary_S = len(rates) - 0.5 - table_SR.sum(1)
+    drawn_BS = boundary_S[rng.integers(len(boundary_S), size=(_RESAMPLES, len(boundary_S)))]
+    low, high = np.quantile(drawn_BS.mean(1), [0.025, 0.975]) + np.array([-0.5, 0.5])
+
+    def rate(rung: float) -> float | None:
+        if not 0 <= rung <= len(rates) - 1:
+            return None
+        return float(10 ** np.interp(rung, np.arange(len(rates)), np.log10(rates)))
+
+    return rate(low), rate(high)
+
+
+def compare(
+    runs: Sequence[Classified], control: str, treated: str, labels: Mapping[str, str], criterion: Criterion
+) -> ArmShift:
+    """Compare where two arms break, by the exact test within rates on the rates that both have.
+
+    Args:
+        runs: all classified runs.
+        control: arm that is compared against.
+        treated: arm whose shift it is.
+        labels: words for the arms.
+        criterion: declares the confidence and the fewest seeds for a test.
+    """
+    arms = {a: [r for r in runs if r.arm == a and r.run_class != "incomplete"] for a in (control, treated)}
+    for arm, ended in arms.items():
+        if not ended or len({r.unstable for r in ended}) == 1:
+            kind = "unstable" if ended and ended[0].unstable else "stable"
+            text = f"every ended run of '{labels[arm]}' is {kind}" if ended else f"no run of '{labels[arm]}' has ended"
+            return ArmShift(shift="not_identified", min_detectable=None, p=None, text=text)
+    shared = sorted({r.lr for r in arms[control]} & {r.lr for r in arms[treated]})
+    strata = [tuple(_count([r for r in arms[a] if r.lr == x]) for a in (control, treated)) for x in shared]
+    more = sum(c[0] * t[1] > t[0] * c[1] for c, t in strata)
+    less = sum(c[0] * t[1] < t[0] * c[1] for c, t in strata)
+    text = (
+        f"of {len(shared)} rates, {more} broke '{labels[control]}' more often and {less} broke '{labels[treated]}' more"
+    )
+    seeds = min(len({r.seed for r in ended}) for ended in arms.values())
+    if seeds < criterion.min_seeds_for_interval or not shared:
+        count = "one seed" if seeds == 1 else f"{seeds} seeds"
+        text += f"; {count}, no test (at least {criterion.min_seeds_for_interval} seeds needed)"
+        return ArmShift(shift="not_detectable", min_detectable=None, p=None, text=text)
+    p = stratified_test([(c[0], c[1], t[0], t[1]) for c, t in strata])
+    minimum = smallest_shift(min(min(c[1], t[1]) for c, t in strata), len(shared), 1 - criterion.confidence)
+    text += f"; exact test within rates, p = {p:.2g}, {seeds} seeds"
+    if p > 1 - criterion.confidence:
+        return ArmShift(shift="not_detectable", min_detectable=minimum, p=p, text=text)
+    fewer = sum(t[0] / t[1] - c[0] / c[1] for c, t in strata) < 0
+    return ArmShift(shift="up" if fewer else "down", min_detectable=minimum, p=p, text=text)
+
+
+def _count(runs: Sequence[Classified]) -> tuple[int, int]:
+    """Return (unstable, all) runs."""
+    return sum(r.unstable for r in runs), len(runs)
+
+
+def smallest_shift(seeds: int, rungs: int, alpha: float) -> float | None:
+    """Return at how many rungs every seed of one arm and none of the other must break to be seen; None: never."""
+    for count in range(1, rungs + 1):
+        if stratified_test([(seeds, seeds, 0, seeds)] * count) <= alpha:
+            return float(count)
+    return None
