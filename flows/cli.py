@@ -55,10 +55,12 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> Parser:
     """Return the parser of the whole command line."""
-    everywhere = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    everywhere = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     everywhere.add_argument("--json", action="store_true", help="one JSON object on stdout, all else on stderr")
     everywhere.add_argument("--debug", action="store_true", help="tracebacks and all log lines")
-    parser = Parser(prog="ablation", description=__doc__.partition("\n")[0], parents=[everywhere], allow_abbrev=False)
+    parser = Parser(
+        prog="ablation", description=(__doc__ or "").partition("\n")[0], parents=[everywhere], allow_abbrev=False
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name, command in COMMANDS.items():
         sub = commands.add_parser(name, help=command.help, parents=[everywhere], allow_abbrev=False)

@@ -225,7 +225,7 @@ def test_a_signal_exits_75_and_says_that_the_same_command_goes_on(store: Path, s
     child.stderr.close()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_doctor_proves_exact_resume_here() -> None:
     from flows.commands.proof import prove_resume
 
