@@ -312,8 +312,8 @@ def main():
 
 def preload(numpy):
     """Import what programs may want, where no file can be opened later."""
-    import abc, array, ast, asyncio, base64, calendar, cmath, concurrent.futures, contextlib, csv, ctypes, dataclasses
-    import decimal, difflib, enum, fractions, hashlib, inspect, json, locale, numbers, pprint, queue, statistics
+    import abc, array, ast, asyncio, base64, calendar, cmath, concurrent.futures.thread, contextlib, csv, ctypes
+    import dataclasses, decimal, difflib, enum, fractions, hashlib, inspect, json, locale, numbers, pprint, queue, statistics
     import textwrap, threading, traceback, types, unicodedata, unittest, uuid, warnings, weakref
 
     if numpy:

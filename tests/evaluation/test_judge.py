@@ -103,7 +103,7 @@ def test_recursion_has_the_same_room_for_rewards_and_for_scores():
         "def f(x):\n    def deep(n):\n        return 0 if n == 0 else deep(n - 1)\n    deep({})\n    return 2 * x\n"
     )
     p = problem(base_inputs=[[2]], plus_inputs=[[3]])
-    for depth, passes in ((900, True), (1100, False)):
+    for depth, passes in ((960, True), (980, False)):
         assert verdict(source.format(depth), p, "reward").passed is passes
         assert verdict(source.format(depth), p, "both").passed is passes
 
@@ -169,10 +169,13 @@ def test_a_killed_zygote_is_replaced_and_no_verdict_is_lost():
 
 def test_no_process_is_left_behind():
     p = problem()
-    fork_bomb = "import os, threading\ndef f(x):\n    threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()\n    return 2 * x\n"
+    busy_thread = (
+        "import threading\ndef f(x):\n    loop = lambda: [0 for _ in iter(int, 1)]\n"
+        "    threading.Thread(target=loop, daemon=True).start()\n    return 2 * x\n"
+    )
     with Judge([p]) as judge:
         pid = judge.workers[0].zygote(False).process.pid
-        judge.judge([Program(problem_id=p.problem_id, source=fork_bomb)])
+        judge.judge([Program(problem_id=p.problem_id, source=busy_thread)])
         time.sleep(0.2)
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     assert not children

@@ -1,4 +1,4 @@
-"""Scoring a file of samples: EvalPlus's format in, EvalPlus's and ours out, and every bad file refused before judging."""
+"""Scoring a file of samples: EvalPlus's format in, EvalPlus's and ours out; every bad file refused before judging."""
 
 import json
 
