@@ -313,8 +313,8 @@ def main():
 def preload(numpy):
     """Import what programs may want, where no file can be opened later."""
     import abc, array, ast, asyncio, base64, calendar, cmath, concurrent.futures.thread, contextlib, csv, ctypes
-    import dataclasses, decimal, difflib, enum, fractions, hashlib, inspect, json, locale, numbers, pprint, queue, statistics
-    import textwrap, threading, traceback, types, unicodedata, unittest, uuid, warnings, weakref
+    import dataclasses, decimal, difflib, enum, fractions, hashlib, inspect, json, locale, numbers, pprint
+    import queue, statistics, textwrap, threading, traceback, types, unicodedata, unittest, uuid, warnings, weakref
 
     if numpy:
         import numpy.fft, numpy.linalg, numpy.ma, numpy.polynomial, numpy.random
