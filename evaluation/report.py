@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaluation.changes import SOLVED, forgetting, paired_difference
 from evaluation.curves import Classified, Criterion, RunEvidence, classify
 from evaluation.files import PARTIAL, write_json, write_text
 from evaluation.findings import Finding, find
+from evaluation.ladders import rate_text
 from evaluation.protocol import Protocol
 from evaluation.scores import Estimate, Score, Suite
 
@@ -111,14 +113,16 @@ def report_markdown(given: ReportInput, finding: Finding, links: dict[str, str])
         "## Runs",
         _runs_table(given, finding),
         f"![pass@1 and reward by step]({links['curves.png']})",
+        "## The arms compared at the end\n\n" + _arms_table(given),
+        *(f"## Forgetting on {p.benchmark}\n\n{_forgetting_table(given, p)}" for p in given.protocols),
         *(f"## Scores on {p.benchmark}\n\n{_scores_table(given, p)}" for p in given.protocols),
-        *_lists(given),
+        *_lists(given, finding),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _lists(given: ReportInput) -> Iterator[str]:
-    for title, lines in (("Missing", given.missing), ("Departures", given.departures), ("Notes", given.notes)):
+def _lists(given: ReportInput, finding: Finding) -> Iterator[str]:
+    for title, lines in (("Missing", finding.missing), ("Departures", given.departures), ("Notes", given.notes)):
         if lines:
             yield f"## {title}\n\n" + "\n".join(f"- {x}" for x in lines)
     if given.provenance:
@@ -135,37 +139,90 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def _boundary_table(given: ReportInput, finding: Finding) -> str:
     rows: list[tuple[str, ...]] = [("arm", "where it breaks")]
     rows += [(given.arm_labels[arm], b.text) for arm, b in finding.boundary.items()]
+    if finding.rule == "drop":
+        rows = [("condition", "value", "threshold", "met")]
+        rows += [
+            (x.name, "" if x.value is None else f"{x.value:+.3f}", f"{x.threshold:g}", _met(x.passed))
+            for x in finding.limbs
+        ]
+        return table(rows)
     rows.append(("shift", f"{finding.shift.replace('_', ' ')}: {finding.statistical_status}"))
     if finding.min_detectable is not None:
         rows.append(("smallest shift that could have been seen", f"{finding.min_detectable:.2g} rungs"))
     return table(rows)
 
 
+def _met(passed: bool | None) -> str:
+    return "unknown" if passed is None else "yes" if passed else "no"
+
+
 def _runs_table(given: ReportInput, finding: Finding) -> str:
     rows: list[tuple[str, ...]] = [("cell", "rate", "arm", "class", "onset step", "why")]
     for run, found in zip(given.runs, finding.runs, strict=True):
         onset = "" if found.onset_step is None else str(found.onset_step)
-        rows.append((run.label, f"{run.lr:g}", given.arm_labels[run.arm], found.class_, onset, found.why))
+        rows.append((run.label, rate_text(run.lr), given.arm_labels[run.arm], found.class_, onset, found.why))
     return table(rows)
+
+
+def _arms_table(given: ReportInput) -> str:
+    """Return the last pass@1 of the other arms minus the control's, run by run, on the same problems."""
+    rows: list[tuple[str, ...]] = [
+        ("rate", "seed", "against the control", "benchmark", "pass@1, difference at the end")
+    ]
+    control, *others = given.arm_labels
+    for protocol in given.protocols:
+        ends = {(r.arm, r.lr, r.seed): r.scores.get(protocol.benchmark, {}).get(r.checkpoints[-1]) for r in given.runs}
+        for run in (r for r in given.runs if r.arm in others and (control, r.lr, r.seed) in ends):
+            first, second = ends[control, run.lr, run.seed], ends[run.arm, run.lr, run.seed]
+            found = paired_difference(first, second) if first and second else None
+            text = "no last score" if found is None else f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+            if found is not None and found.p is not None:
+                text += f", McNemar p = {found.p:.2g}"
+            rows.append((rate_text(run.lr), str(run.seed), given.arm_labels[run.arm], protocol.benchmark, text))
+    if len(rows) == 1:
+        return "There is no pair of runs to compare."
+    return table(rows) + "\n\n95 % intervals: paired bootstrap over problems; they say nothing about other seeds."
+
+
+def _forgetting_table(given: ReportInput, protocol: Protocol) -> str:
+    """Return what each run's last stored checkpoint does with the problems that the base solved."""
+    rows: list[tuple[str, ...]] = [("folder", "retained", "lost", "gained", "solved by neither")]
+    base = given.base.get(protocol.benchmark)
+    for run in given.runs:
+        scores = run.scores.get(protocol.benchmark, {})
+        if base is None or not scores:
+            rows.append((run.label, "missing", "", "", ""))
+            continue
+        found = forgetting(base, scores[max(scores)])
+        counts = (found.retained, found.lost, found.gained, found.neither)
+        rows.append((f"{run.label}/global_step_{max(scores)}", *map(str, counts)))
+    return table(rows) + f"\n\nSolved: at least {SOLVED:.0%} of a problem's judged samples pass."
 
 
 def _scores_table(given: ReportInput, protocol: Protocol) -> str:
-    ks = protocol.reported_ks
-    rows: list[tuple[str, ...]] = [("folder", *(f"pass@{k}" for k in ks), "pass@1, first suite alone", "unjudged")]
-    base = given.base.get(protocol.benchmark)
-    if base is not None:
-        rows.append(_score_row(f"{given.model}/global_step_0 (base)", base, ks))
+    ks, clean = protocol.reported_ks, given.clean.get(protocol.benchmark)
+    extra = ("pass@1, first suite alone", *(["pass@1, clean subset"] if clean else []), "unjudged")
+    rows: list[tuple[str, ...]] = [("folder", *(f"pass@{k}" for k in ks), *extra)]
+
+    def add(name: str, score: Score | None, status: str) -> None:
+        if score is None:
+            rows.append((name, *(status for _ in ks), *("" for _ in extra)))
+            return
+        cells = [_cell(score.estimate(score.suite, k)) for k in ks]
+        subset = [_cell(score.estimate(score.suite, 1, clean))] if clean else []
+        rows.append((name, *cells, _cell(score.estimate("base", 1)), *subset, str(score.num_errors)))
+
+    add(f"{given.model}/global_step_0 (base)", given.base.get(protocol.benchmark), "missing")
     for run in given.runs:
         for step in run.checkpoints:
             score = run.scores.get(protocol.benchmark, {}).get(step)
-            name = f"{run.label}/global_step_{step}"
-            rows.append(_score_row(name, score, ks) if score else (name, *("missing" for _ in ks), "", ""))
+            add(f"{run.label}/global_step_{step}", score, _absence(run, step))
     return table(rows)
 
 
-def _score_row(name: str, score: Score, ks: Sequence[int]) -> tuple[str, ...]:
-    cells = [_cell(score.estimate(score.suite, k)) for k in ks]
-    return (name, *cells, _cell(score.estimate("base", 1)), str(score.num_errors))
+def _absence(run: RunEvidence | None, step: int) -> str:
+    """Return why a planned score is not there: after a divergence none is expected."""
+    return "diverged" if run is not None and run.end == "diverged" and step not in run.expected else "missing"
 
 
 def _cell(e: Estimate) -> str:
@@ -192,16 +249,11 @@ def scores_csv(given: ReportInput) -> str:
 def _csv_rows(
     given: ReportInput, protocol: Protocol, run: RunEvidence | None, step: int, score: Score | None
 ) -> Iterator[dict[str, Any]]:
-    example = score or next(iter(given.base.values()), None)
-    suites: tuple[Suite, ...] = ("base",) if example and example.pass_at_k["plus"] is None else ("base", "plus")
     clean = given.clean.get(protocol.benchmark)
     subsets: list[tuple[str, frozenset[str] | None]] = [("all", None)]
     if clean:
         subsets.append(("clean", clean))
-    status = "done" if score else "missing"
-    if score is None and run is not None and run.end == "diverged" and step not in run.expected:
-        status = "diverged"
-    for suite in suites:
+    for suite in _suites(given, protocol):
         for subset, ids in subsets:
             for k in protocol.reported_ks:
                 e = score.estimate(suite, k, ids) if score else None
@@ -222,7 +274,26 @@ def _csv_rows(
                     "value": e.value if e and e.value is not None else "",
                     "low": e.low if e and e.low is not None else "",
                     "high": e.high if e and e.high is not None else "",
-                    "num_harness_errors": score.num_errors if score else "",
+                    "num_harness_errors": _errors(score, ids) if score else "",
                     "protocol": protocol.folder,
-                    "status": status,
+                    "status": _status(score, e, run, step),
                 }
+
+
+def _status(score: Score | None, estimate: Estimate | None, run: RunEvidence | None, step: int) -> str:
+    """Return the row's status; failed: a problem has fewer than k judged samples, so that there is no value."""
+    if score is None or estimate is None:
+        return _absence(run, step)
+    return "failed" if estimate.value is None else "done"
+
+
+def _errors(score: Score, subset: frozenset[str] | None) -> int:
+    """Return the unjudged samples of the rows that the estimate rests on."""
+    return sum(c.errors for p, c in score.problems.items() if subset is None or p in subset)
+
+
+def _suites(given: ReportInput, protocol: Protocol) -> tuple[Suite, ...]:
+    """Return the benchmark's suites as any of its scores shows them; both when nothing is scored yet."""
+    scores = [s for run in given.runs for s in run.scores.get(protocol.benchmark, {}).values()]
+    known = given.base.get(protocol.benchmark) or next(iter(scores), None)
+    return ("base",) if known is not None and known.suite == "base" else ("base", "plus")
