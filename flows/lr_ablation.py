@@ -23,7 +23,7 @@ MAX_RESTARTS = 5
     persist_result=False,
 )
 def lr_ablation(
-    experiment: Literal["full", "ladder", "smoke", "micro", "smol"] = "smoke",
+    experiment: Literal["full", "ladder", "smoke", "micro", "controls", "smol"] = "smoke",
     store: str | None = None,
     runs: str | None = None,
     model: str | None = None,

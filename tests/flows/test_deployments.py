@@ -30,6 +30,18 @@ def test_entry_points_are_modules_that_hold_flows():
         assert set(d.get("parameters", {})) <= set(found.parameters.properties)
 
 
+def test_the_form_offers_every_experiment_and_every_parameter():
+    from typing import get_args
+
+    from flows.experiments import EXPERIMENTS
+    from flows.lr_ablation import lr_ablation
+    from flows.parameters import Parameters
+
+    words = lr_ablation.fn.__annotations__
+    assert set(get_args(words["experiment"])) == set(EXPERIMENTS)
+    assert set(words) - {"return"} | {"gsm8k"} == set(Parameters.model_fields)
+
+
 def test_no_server_is_one_line(prefect_server):
     done = prefect_server.run("flows.deploy", PREFECT_API_URL="http://127.0.0.1:9/api")
     assert done.returncode == 3
