@@ -111,11 +111,14 @@ def _judge(
     """Apply the rule "drop" to the first two arms; without every run's curve there is no verdict."""
     found = [(r, ending(r, base, benchmark)) for r in runs]
     lacking = [r.label for r, e in found if e is None]
-    plain, treated = ([e for r, e in found if r.arm == arm and e is not None] for arm in list(labels)[:2])
-    if not lacking and plain and {e.seed for e in plain} == {e.seed for e in treated}:
-        return judge_drops(plain, treated, rules)
-    why = f"no verdict: {len(lacking)} of {len(runs)} runs lack a finished curve" if lacking else "no pair of runs"
-    return DropJudgement(limbs=(), verdict=None, status=why, sentence=f"The rule cannot be applied yet: {why}.")
+    arms = [[e for r, e in found if r.arm == arm and e is not None] for arm in list(labels)[:2]]
+    seeds = [sorted(e.seed for e in arm) for arm in arms]
+    paired = len(arms) == 2 and seeds[0] == seeds[1] and len(seeds[0]) == len(set(seeds[0])) > 0
+    if paired and not lacking:
+        return judge_drops(arms[0], arms[1], rules)
+    why = f"{len(lacking)} of {len(runs)} runs lack a finished curve" if lacking else "the arms' seeds are not paired"
+    status = f"no verdict: {why}"
+    return DropJudgement(limbs=(), verdict=None, status=status, sentence=f"The rule cannot be applied: {why}.")
 
 
 def _unnamed(runs: Sequence[Classified], base: Score | None, missing: Sequence[str]) -> list[str]:
