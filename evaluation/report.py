@@ -146,7 +146,8 @@ def _boundary_table(given: ReportInput, finding: Finding) -> str:
             for x in finding.limbs
         ]
         return table(rows)
-    rows.append(("shift", f"{finding.shift.replace('_', ' ')}: {finding.statistical_status}"))
+    for arm, found in finding.comparisons.items():
+        rows.append((f"shift, {given.arm_labels[arm]}", f"{found.shift.replace('_', ' ')}: {found.text}"))
     if finding.min_detectable is not None:
         rows.append(("smallest shift that could have been seen", f"{finding.min_detectable:.2g} rungs"))
     return table(rows)

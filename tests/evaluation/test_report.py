@@ -182,6 +182,7 @@ def test_the_report_answers_first_and_lists_every_hole(folder: Path) -> None:
     assert "3e-4" in text and "| 0.0003 |" not in text
     assert "| m_nobuf_lr0.001/global_step_10 | diverged |" in text
     assert "pass@1, clean subset" in text and "nan" not in text.lower().replace("non-finite", "")
+    assert "\n| shift, replay | " in text
     assert "## Forgetting on mbpp_plus" in text and "McNemar" in text
     rates = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| m_") and line.count("|") == 7]
     assert rates[:6] == ["1e-6", "1e-6", "3e-4", "3e-4", "1e-3", "1e-3"]
