@@ -1,4 +1,8 @@
-"""What happens around the steps: the log, the progress file, resume states, checkpoints, and noticing divergence."""
+"""What happens around the steps: the log, the progress file, resume states, checkpoints, and noticing divergence.
+
+Within a step Trainer calls, in this order: step begin, (sampling, loss, gradient), before the optimizer, step end,
+log, save. So nothing that has diverged is ever saved, and a line is in the log before the state that contains it.
+"""
 
 import json
 import logging
@@ -12,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
+from evaluation.errors import Stopped
 from evaluation.files import PARTIAL, read_jsonl, write_json, write_jsonl
 from evaluation.manifests import is_complete, write_manifest
-from training.cell import MODELS, Identity
+from training.cell import MODELS
 from training.exports import export_checkpoint
-from training.folder import RunFolder
+from training.folder import CellFile, RunFolder
 
 if TYPE_CHECKING:
     from training.trainer import CellTrainer
@@ -48,31 +53,34 @@ class StepLog(TrainerCallback):
         self.started, self.first_step = time.monotonic(), 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Drop the lines of steps that will be taken again."""
-        path = self.folder.steps_jsonl
-        rows = [r for r in read_jsonl(path) if r["global_step"] <= state.global_step] if path.exists() else []
-        write_jsonl(path, rows)
+        """Drop what later steps left, for they will be taken again."""
+        rewind(self.folder, state.global_step)
         self.started, self.first_step = time.monotonic(), state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write the step's line; Trainer calls this with the gradient norm, before it saves."""
+        """Write the step's line.
+
+        Raises:
+            Diverged: the gradient's norm is not finite. Also where each number of the gradient was: clipping by an
+                overflowing norm makes the gradient zero, and the run would go on as if nothing had been.
+        """
         if logs and "grad_norm" in logs:
-            self.write(state.global_step, float(logs["grad_norm"]))
+            grad_norm = float(logs["grad_norm"])
+            self.write(state.global_step, grad_norm)
+            if not math.isfinite(grad_norm):
+                raise Diverged(state.global_step, "gradient norm")
 
     def write(self, step: int, grad_norm: float) -> None:
-        """Append one line and report progress."""
+        """Append one line and report progress; of a step that broke off in sampling every number is NaN."""
         assert self.trainer is not None
         row = self.trainer.row
-        replay = row["replay"] and {k: jsonable(v) for k, v in row["replay"].items()}
-        line = {
-            "global_step": step,
-            "reward": jsonable(row["reward"]),
-            "loss": jsonable(row["loss"]),
-            "grad_norm": jsonable(grad_norm),
-            "entropy": jsonable(row["entropy"]),
-            "mean_tokens": row["mean_tokens"],
-            "truncated_fraction": row["truncated_fraction"],
-            "replay": replay,
+        replay = row.get("replay")
+        line: dict[str, Any] = {"global_step": step}
+        line |= {k: jsonable(row.get(k, math.nan)) for k in ("reward", "loss")}
+        line |= {"grad_norm": jsonable(grad_norm)}
+        line |= {k: jsonable(row.get(k, math.nan)) for k in ("entropy", "mean_tokens", "truncated_fraction")}
+        line |= {
+            "replay": replay and {k: jsonable(v) for k, v in replay.items()},
             "seconds": round(time.monotonic() - row["started"], 3),
         }
         with self.folder.steps_jsonl.open("a", encoding="utf-8") as f:
@@ -84,13 +92,36 @@ class StepLog(TrainerCallback):
             {"step": step, "steps": self.steps, "reward": line["reward"], "seconds_left": round(left, 1)},
         )
         logger.info(
-            "step %d of %d: reward %.3f, grad norm %s, %.0f s left",
+            "step %d of %d: reward %.3f, grad norm %.3g, %.0f s left",
             step,
             self.steps,
-            row["reward"],
-            line["grad_norm"],
+            row.get("reward", math.nan),
+            grad_norm,
             left,
         )
+
+
+def rewind(folder: RunFolder, step: int) -> None:
+    """Make log and rollouts those of the first `step` steps, and remove what a kill left half-written.
+
+    The lines are the resume state's own; those of later steps, and later rollouts, will be written again.
+    """
+    saved = folder.resume(step) / "steps.jsonl"
+    source = saved if saved.is_file() else folder.steps_jsonl
+    rows = read_jsonl(source) if source.is_file() else []
+    write_jsonl(folder.steps_jsonl, (r for r in rows if r["global_step"] <= step))
+    for path in folder.rollouts.glob("step_*.parquet"):
+        number = path.stem.removeprefix("step_")
+        if number.isdecimal() and int(number) > step:
+            path.unlink()
+    remove_partials(folder)
+
+
+def remove_partials(folder: RunFolder) -> None:
+    """Remove everything half-written of a cell that nobody else is training."""
+    for parent in (folder.root, folder.root / "resume", folder.logs, folder.rollouts):
+        for path in parent.glob(f"*{PARTIAL}"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 class Guard(TrainerCallback):
@@ -100,17 +131,46 @@ class Guard(TrainerCallback):
         self.checkpoints, self.resume_every = frozenset(checkpoints), resume_every
         self.trainer: CellTrainer | None = None
         self.stopped = False
+        self.saved_step = 0
 
     def install(self) -> None:
-        """Take SIGTERM: the step in progress is finished and saved."""
+        """Take SIGTERM and Ctrl-C: the step in progress is finished and saved."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, *_: object) -> None:
         self.stopped = True
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note from where the run goes on."""
+        self.saved_step = state.global_step
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note what is saved."""
+        self.saved_step = state.global_step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Do not begin a step that a signal has made pointless.
+
+        Raises:
+            Stopped: asked to stop, and nothing would be lost.
+        """
+        if self.stopped and state.global_step == self.saved_step:
+            raise self.stop(state.global_step)
+
+    def stop(self, step: int) -> Stopped:
+        """Return what to raise once `step` is saved."""
+        assert self.trainer is not None
+        return Stopped(
+            f"signal=TERM: stopped after step {step} of {self.trainer.cell.steps}; run the same command again"
+        )
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Look at loss and gradient before the weights change."""
+        """Look at loss and gradient before the weights change.
+
+        Raises:
+            Diverged: one of them is not finite.
+        """
         assert self.trainer is not None
         step = state.global_step + 1
         if not math.isfinite(self.trainer.row["loss"]):
@@ -118,14 +178,29 @@ class Guard(TrainerCallback):
         if not all(bool(torch.isfinite(p.grad).all()) for p in model.parameters() if p.grad is not None):
             raise Diverged(step, "gradient")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Look at the weights; ask for a save where one is due."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a save where one is due."""
         step = state.global_step
-        if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
-            raise Diverged(step, "weight")
         due = step in self.checkpoints or (self.resume_every is not None and step % self.resume_every == 0)
         control.should_save = due or self.stopped
         control.should_training_stop = control.should_training_stop or self.stopped
+
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Look at the weights when the step's line is written and nothing is saved yet.
+
+        Raises:
+            Diverged: one is not finite.
+        """
+        if logs and "grad_norm" in logs and not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+            raise Diverged(state.global_step, "weight")
 
 
 def save_resume(trainer: "CellTrainer", save_trainer_state: Callable[[], None]) -> None:
@@ -147,37 +222,34 @@ def save_resume(trainer: "CellTrainer", save_trainer_state: Callable[[], None]) 
         },
     )
     shutil.copyfile(folder.steps_jsonl, inner / "steps.jsonl")
-    write_manifest(inner, "resume", identity_of(trainer).provenance(trainer.cell.name, step))
+    write_manifest(inner, "resume", trainer.cell_file.identity.provenance(trainer.cell.name, step))
     shutil.rmtree(final, ignore_errors=True)
     inner.rename(final)
     shutil.rmtree(scratch)
     if step in trainer.cell.checkpoints:
-        publish_ready(trainer.model, trainer.processing_class, trainer, step)
-    past = [s for s in folder.resumes() if s <= step]  # a later one is damaged: it would have been gone on from
-    kept = [s for s in past if is_complete(folder.resume(s))][-trainer.runtime.keep_resume :]
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        make_checkpoint(folder, trainer.cell_file, policy, trainer.processing_class, step)
+    drop_old_resumes(folder, step, trainer.runtime.keep_resume)
+
+
+def drop_old_resumes(folder: RunFolder, step: int, keep: int) -> None:
+    """Keep the newest whole resume states up to `step`; later ones are damaged, or the run had gone on from them."""
+    past = [s for s in folder.resumes() if s <= step]
+    kept = [s for s in past if is_complete(folder.resume(s))][-keep:]
     for old in sorted({*past} - {*kept}):
         shutil.rmtree(folder.resume(old))
 
 
-def publish_ready(model: Any, tokenizer: Any, owner: Any, step: int) -> None:
-    """Write `global_step_N` unless it is there; `owner` has cell, spec, folder and identity."""
-    out = owner.folder.checkpoint(step)
+def make_checkpoint(folder: RunFolder, cell_file: CellFile, model: Any, tokenizer: Any, step: int) -> None:
+    """Write `global_step_N` from the weights of step N, unless it is there."""
+    out = folder.checkpoint(step)
     if is_complete(out):
         return
-    inner = owner.accelerator.unwrap_model(model) if hasattr(owner, "accelerator") else model
     export_checkpoint(
-        inner,
+        model,
         tokenizer,
         out,
-        dtype=MODELS[owner.cell.model].published_dtype,
-        stop_ids=owner.spec.stop_ids,
-        provenance=identity_of(owner).provenance(owner.cell.name, step),
+        dtype=MODELS[cell_file.cell.model].published_dtype,
+        stop_ids=cell_file.prompt.stop_ids,
+        provenance=cell_file.identity.provenance(cell_file.cell.name, step),
     )
-
-
-def identity_of(owner: Any) -> Identity:
-    """Return the identity that the owner's folder belongs to."""
-    from training.folder import CellFile
-
-    text = owner.folder.cell_json.read_text(encoding="utf-8")
-    return CellFile.model_validate_json(text).identity

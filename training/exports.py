@@ -38,8 +38,7 @@ def export_checkpoint(
     """
     target = getattr(torch, dtype)
     with whole_folder(out) as partial:
-        state = {k: v.detach().to(target) for k, v in model.state_dict().items()}
-        model.save_pretrained(partial, state_dict=state, max_shard_size=MAX_SHARD)
+        model.save_pretrained(partial, state_dict=cast_weights(model, target), max_shard_size=MAX_SHARD)
         config = type(model.config).from_dict({**model.config.to_dict(), "dtype": dtype})
         config.save_pretrained(partial)
         stops = list(stop_ids) if len(stop_ids) > 1 else stop_ids[0]
@@ -47,6 +46,17 @@ def export_checkpoint(
         tokenizer.save_pretrained(partial)
         check_folder(partial)
         write_manifest(partial, "checkpoint", provenance)
+
+
+def cast_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the weights in `dtype`; what was tied stays one tensor, or it would be stored twice."""
+    state, cast = {}, {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if key not in cast:
+            cast[key] = tensor.detach().to(dtype)
+        state[name] = cast[key]
+    return state
 
 
 def check_folder(folder: Path) -> None:

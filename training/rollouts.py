@@ -1,14 +1,16 @@
 """Rollouts: drawing a step's completions, and the parquet file that keeps each of them with its reward."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from transformers import PreTrainedModel
 
 from evaluation.files import PARTIAL
-from evaluation.generation import Completion, row_seed, sample
+from evaluation.generation import Completion, NonFiniteLogits, row_seed, sample
 from evaluation.prompts import PromptSpec, stopped
 from training.cell import Grpo
 
@@ -30,7 +32,7 @@ class Rollout:
 
 
 def draw_step(
-    model: Any,
+    sampler: Any,
     tokenizer: Any,
     spec: PromptSpec,
     grpo: Grpo,
@@ -42,7 +44,7 @@ def draw_step(
     """Draw a group for each prompt; the random stream is a function of (seed, step, problem, index).
 
     Args:
-        model: the policy.
+        sampler: the policy, or a `vllm.LLM` that has the policy's weights.
         tokenizer: decodes tokens where the specification has stop strings.
         spec: stop ids and strings.
         grpo: group size, lengths and temperature.
@@ -50,11 +52,16 @@ def draw_step(
         problem_ids: one a prompt.
         seed: the cell's.
         step: optimizer steps done.
+
+    Raises:
+        NonFiniteLogits: the policy's output is not finite.
     """
     seeds = [[row_seed(seed, f"step {step}", p, i) for i in range(grpo.rollouts_per_prompt)] for p in problem_ids]
+    if not isinstance(sampler, PreTrainedModel):
+        return _draw_vllm(sampler, spec, grpo, prompts, seeds)
     stop_text = (lambda ids: stopped(spec, tokenizer.decode(ids))) if spec.stop_strings else None
     return sample(
-        model,
+        sampler,
         prompts,
         seeds,
         max_new_tokens=grpo.max_new_tokens,
@@ -64,6 +71,32 @@ def draw_step(
         pad_id=tokenizer.pad_token_id,
         stop_text=stop_text,
     )
+
+
+def _draw_vllm(
+    engine: Any, spec: PromptSpec, grpo: Grpo, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]]
+) -> list[list[Completion]]:
+    """Draw with TRL's colocated vLLM, a request and a seed a rollout: TRL's own call gives a whole group one seed.
+
+    vLLM reports no entropy; the mean of -log p over the drawn tokens estimates it without bias.
+    """
+    import vllm  # pyright: ignore[reportMissingImports]
+
+    from evaluation.vllm_engine import draw_seeded
+
+    drawn = draw_seeded(
+        vllm,
+        engine,
+        spec,
+        prompts,
+        seeds,
+        max_new_tokens=grpo.max_new_tokens,
+        temperature=grpo.temperature,
+        top_p=grpo.top_p,
+    )
+    if not all(math.isfinite(x) for group in drawn for c in group for x in c.logprobs):
+        raise NonFiniteLogits("vLLM reports a log-probability that is not finite")
+    return [[replace(c, entropy_sum=-sum(c.logprobs)) for c in group] for group in drawn]
 
 
 def write_rollouts(path: Path, rollouts: Sequence[Rollout]) -> None:

@@ -6,24 +6,25 @@ diverged), 1 the judge failed on a rollout, 2 the input is wrong, 3 the machine 
 
 import argparse
 import logging
-import shutil
+import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from evaluation.errors import InputError, MachineError, Stopped
+from evaluation.errors import InputError, MachineError
 from evaluation.files import write_json
 from evaluation.manifests import is_complete, read_manifest, write_manifest
 from evaluation.problems import read_problems
 from evaluation.program import explain, run_program
-from evaluation.prompts import PromptSpec, check
-from training.cell import MODELS, Cell
+from evaluation.prompts import check
 from training.folder import CellFile, Result, RunFolder, Runtime
 
 logger = logging.getLogger("training")
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""Files that transformers reads a vocabulary from; without any it makes an empty tokenizer and says nothing."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,8 +57,8 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
         if not path.is_file():
             raise InputError("folder", folder.root, f"has no {path.name}", "name the run directory of a cell")
     try:
-        cell_file = CellFile.model_validate_json(folder.cell_json.read_text(encoding="utf-8"))
-        runtime = Runtime.model_validate_json(folder.runtime_json.read_text(encoding="utf-8"))
+        cell_file = CellFile.model_validate_json(folder.cell_json.read_bytes())
+        runtime = Runtime.model_validate_json(folder.runtime_json.read_bytes())
     except ValidationError as error:
         raise explain(error) from error
     if not Path(runtime.problems_path).is_file():
@@ -77,21 +78,11 @@ def refuse_other(folder: RunFolder, cell_file: CellFile) -> None:
         InputError: with the fields that differ.
     """
     parts = [*map(folder.resume, folder.resumes()), *map(folder.checkpoint, folder.checkpoints())]
-    parts += [folder.logs, folder.rollouts]
-    for part in parts:
+    for part in (*parts, folder.logs, folder.rollouts):
         found = read_manifest(part)
         if found is not None and found.fingerprint != cell_file.identity.fingerprint:
             difference = "; ".join(cell_file.identity.differences(found)[:4])
             raise InputError("cell", part, f"holds another run ({difference})", "use another --runs folder")
-
-
-@dataclass
-class _Owner:
-    """What an export needs when there is no trainer."""
-
-    folder: RunFolder
-    cell: Cell
-    spec: PromptSpec
 
 
 def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
@@ -106,17 +97,17 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
     if runtime.device.startswith("cuda") and not torch.cuda.is_available():
         raise MachineError("device", runtime.device, "no CUDA device", "train on a GPU host, or set device to cpu")
     cell, spec = cell_file.cell, cell_file.prompt
-    resumes = [s for s in folder.resumes() if is_complete(folder.resume(s))]
-    resume = folder.resume(max(resumes)) if resumes else None
+    step = newest_resume(folder)
+    resume = None if step is None else folder.resume(step)
     model, tokenizer = load_model(str(resume or runtime.model_path), None if resume else runtime.model_revision)
     check(spec, tokenizer, model.config, model.generation_config if resume is None else None)
-    if resume is not None:
-        logger.info("going on from step %d", max(resumes))
-        if max(resumes) in cell.checkpoints:
-            from training.callbacks import publish_ready
+    if step is not None:
+        logger.info("going on from step %d", step)
+        if step in cell.checkpoints:  # killed between the resume state and its checkpoint
+            from training.callbacks import make_checkpoint
 
-            publish_ready(model, tokenizer, _Owner(folder, cell, spec), max(resumes))
-        if max(resumes) >= cell.steps:
+            make_checkpoint(folder, cell_file, model, tokenizer, step)
+        if step >= cell.steps:
             write_json(folder.result_json, Result(end="finished", last_step=cell.steps, onset_step=None))
             return
     problems = read_problems(Path(runtime.problems_path))
@@ -127,17 +118,37 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
         _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, resume)
 
 
+def newest_resume(folder: RunFolder) -> int | None:
+    """Return the step of the newest whole resume state, by number; what is incomplete is passed over with a warning."""
+    for step in reversed(folder.resumes()):
+        if is_complete(folder.resume(step)):
+            return step
+        logger.warning("%s is incomplete and passed over", folder.resume(step))
+    return None
+
+
 def load_model(path: str, revision: str | None) -> tuple[Any, Any]:
-    """Load the weights in fp32 (whatever they are stored in) and the tokenizer, padding on the left."""
+    """Load the weights in fp32 (whatever they are stored in) and the tokenizer, padding on the left.
+
+    Raises:
+        InputError: it is not there, or not all of it.
+    """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if Path(path).is_dir() and not any((Path(path) / n).is_file() for n in TOKENIZERS):
+        raise InputError("model_path", path, "has no tokenizer", "name a whole model folder")  # AutoTokenizer makes one
     extra = {} if revision is None else {"revision": revision}
-    model, info = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **extra)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **extra)
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **extra)
+    except (OSError, ValueError, SafetensorError) as e:
+        reason = " ".join(str(e).split())[:300]
+        raise InputError("model_path", path, reason, "name a whole model folder, or a repository in reach") from e
     if info["missing_keys"] or info["mismatched_keys"]:
         lacking = sorted(info["missing_keys"])[:3]
-        raise InputError("model", path, f"weights are missing ({', '.join(lacking)})", "use a complete model folder")
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **extra)
+        raise InputError("model_path", path, f"weights are missing ({', '.join(lacking)})", "use a whole model folder")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
@@ -161,15 +172,14 @@ def _steps(
     cell = cell_file.cell
     log, guard = StepLog(folder, cell.steps), Guard(cell.checkpoints, runtime.resume_every)
     trainer = CellTrainer(
-        cell=cell,
-        spec=cell_file.prompt,
+        cell_file=cell_file,
         runtime=runtime,
         folder=folder,
         problems=problems,
         judge=judge,
         model=model,
         tokenizer=tokenizer,
-        callbacks=[guard, log],
+        callbacks=[log, guard],  # the step's line first, then the look at the weights
     )
     log.trainer = guard.trainer = trainer
     if resume is not None:
@@ -178,17 +188,16 @@ def _steps(
     try:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     except Diverged as diverged:
-        log.write(diverged.step, float("nan"))
+        if diverged.step > trainer.state.global_step:  # broken off before Trainer logged it
+            log.write(diverged.step, math.nan)
         _end_diverged(folder, diverged.step, diverged.what)
         return
     except NonFiniteLogits:
+        log.write(trainer.step_number, math.nan)
         _end_diverged(folder, trainer.step_number, "logit")
         return
     if guard.stopped and trainer.state.global_step < cell.steps:
-        step = trainer.state.global_step
-        raise Stopped(
-            f"signal=TERM: stopped after step {step} of {cell.steps}, state saved; run the same command again"
-        )
+        raise guard.stop(trainer.state.global_step)
     if trainer.state.global_step != cell.steps:
         raise RuntimeError(f"trained {trainer.state.global_step} of {cell.steps} steps")
     write_json(folder.result_json, Result(end="finished", last_step=cell.steps, onset_step=None))
@@ -200,14 +209,12 @@ def _end_diverged(folder: RunFolder, step: int, what: str) -> None:
 
 
 def close(folder: RunFolder, cell_file: CellFile) -> None:
-    """Seal logs and rollouts with their manifests, and drop what only a running cell needs."""
+    """Seal logs and rollouts with their manifests."""
     identity = cell_file.identity
     for path, kind in ((folder.logs, "logs"), (folder.rollouts, "rollouts")):
         if path.is_dir() and not is_complete(path):
             write_manifest(path, kind, identity.provenance(cell_file.cell.name))
-    for partial in (folder.root / "resume").glob("*.partial"):
-        shutil.rmtree(partial)
-    logger.info("%s has ended (%s)", cell_file.cell.name, MODELS[cell_file.cell.model].name)
+    logger.info("%s has ended", cell_file.cell.name)
 
 
 if __name__ == "__main__":

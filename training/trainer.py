@@ -21,15 +21,15 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from evaluation.files import read_jsonl, write_jsonl
 from evaluation.judge import Judge
-from evaluation.prompts import PromptSpec, prompt_ids, render
+from evaluation.prompts import prompt_ids, render
 from evaluation.records import Outcome, Problem
 from training.cell import Cell
-from training.folder import RunFolder, Runtime
+from training.folder import CellFile, RunFolder, Runtime
 from training.objectives import collate, mean_token_nll
 from training.replay import Draw, ReplayBuffer
 from training.reward import score_rollouts
@@ -55,8 +55,18 @@ class EpochSampler(RepeatSampler):
         return super().__iter__()
 
 
-def grpo_config(cell: Cell, runtime: Runtime, scratch: Path) -> GRPOConfig:
-    """Return every setting that makes the run mean what the cell says; docs/training.md has the reason of each."""
+def grpo_config(cell: Cell, runtime: Runtime, scratch: Path, longest_prompt: int | None = None) -> GRPOConfig:
+    """Return every setting that makes the run mean what the cell says; docs/training.md has the reason of each.
+
+    Batch sizes count completions (verl's count prompts). `steps_per_generation` is left out: it is then the number of
+    micro-batches, so that every generation feeds one optimizer step and no old log-probs are needed.
+
+    Args:
+        cell: what is trained.
+        runtime: where; the micro-batch is lowered to a divisor of the step's rollouts.
+        scratch: Trainer's own output folder.
+        longest_prompt: tokens; sets the context length of a vLLM engine.
+    """
     g, cuda = cell.grpo, runtime.device.startswith("cuda")
     rollouts = g.prompts_per_step * g.rollouts_per_prompt
     micro = min(runtime.micro_batch, rollouts)
@@ -72,16 +82,21 @@ def grpo_config(cell: Cell, runtime: Runtime, scratch: Path) -> GRPOConfig:
         top_p=g.top_p,
         top_k=0,
         beta=g.beta,
+        use_bias_correction_kl=False,
         epsilon=g.epsilon,
+        importance_sampling_level="token",
         loss_type=g.loss_type,
         scale_rewards=g.scale_rewards,
         mask_truncated_completions=g.mask_truncated,
         num_iterations=1,
+        shuffle_dataset=True,
+        optim="adamw_torch_fused",
         learning_rate=cell.lr,
         lr_scheduler_type=g.lr_schedule,
         warmup_steps=g.warmup_steps,
         adam_beta1=g.adam_beta1,
         adam_beta2=g.adam_beta2,
+        adam_epsilon=1e-8,
         weight_decay=g.weight_decay,
         max_grad_norm=g.max_grad_norm,
         max_steps=cell.steps,
@@ -93,7 +108,7 @@ def grpo_config(cell: Cell, runtime: Runtime, scratch: Path) -> GRPOConfig:
         use_vllm=runtime.sampler == "vllm",
         vllm_mode="colocate",
         vllm_importance_sampling_correction=False,
-        vllm_max_model_length=None,
+        vllm_max_model_length=longest_prompt and longest_prompt + g.max_new_tokens,
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="no",
@@ -110,8 +125,7 @@ class CellTrainer(GRPOTrainer):
     def __init__(
         self,
         *,
-        cell: Cell,
-        spec: PromptSpec,
+        cell_file: CellFile,
         runtime: Runtime,
         folder: RunFolder,
         problems: list[Problem],
@@ -120,7 +134,9 @@ class CellTrainer(GRPOTrainer):
         tokenizer: Any,
         callbacks: list[Any],
     ) -> None:
-        self.cell, self.spec, self.runtime, self.folder, self.judge = cell, spec, runtime, folder, judge
+        cell, spec = cell_file.cell, cell_file.prompt
+        self.cell_file, self.cell, self.spec = cell_file, cell, spec
+        self.runtime, self.folder, self.judge = runtime, folder, judge
         self.problems = {p.problem_id: p for p in problems}
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
         self.term = cell.terms[0] if cell.terms else None
@@ -133,13 +149,14 @@ class CellTrainer(GRPOTrainer):
         rows = [{"prompt": render(spec, p, template), "problem_id": p.problem_id} for p in problems]
         super().__init__(
             model=model,
-            args=grpo_config(cell, runtime, folder.root / "resume"),
+            args=grpo_config(cell, runtime, folder.root / "resume", max(map(len, self.prompt_tokens.values()))),
             reward_funcs=self._make_reward(),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
             callbacks=callbacks,
             rollout_func=_roll_out,
         )
+        self.remove_callback(PrinterCallback)  # prints TRL's figures; ours are in steps.jsonl
 
     @property
     def step_number(self) -> int:
@@ -258,7 +275,10 @@ class CellTrainer(GRPOTrainer):
             )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Let Trainer save into a scratch folder; the resume state is that folder, completed and renamed."""
+        """Let Trainer save into a scratch folder; the resume state is that folder, completed and renamed.
+
+        Trainer's own method, not GRPOTrainer's, which adds a model card.
+        """
         from training.callbacks import save_resume  # the callbacks know the order of writes
 
         save_resume(self, lambda: super(GRPOTrainer, self)._save_checkpoint(model, trial))
@@ -266,7 +286,6 @@ class CellTrainer(GRPOTrainer):
     def restore(self, resume: Path) -> None:
         """Take up everything that Trainer does not save itself."""
         state = json.loads((resume / "cell_state.json").read_text(encoding="utf-8"))
-        write_jsonl(self.folder.steps_jsonl, read_jsonl(resume / "steps.jsonl"))
         self._step = state["global_step"] * self.args.gradient_accumulation_steps
         if self.buffer is not None:
             self.buffer.restore(state["replay"])
@@ -279,7 +298,7 @@ def _roll_out(prompts: list[str], trainer: CellTrainer) -> dict[str, Any]:
     tokens = [trainer.prompt_tokens[p] for p in ids]
     policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     drawn = draw_step(
-        policy,
+        trainer.vllm_generation.llm if trainer.use_vllm else policy,
         trainer.processing_class,
         trainer.spec,
         trainer.cell.grpo,

@@ -35,15 +35,14 @@ def trainer_of(folder: RunFolder, judge: Judge) -> CellTrainer:
     model, tokenizer = load_model(runtime.model_path, None)
     log, guard = StepLog(folder, cell_file.cell.steps), Guard(cell_file.cell.checkpoints, None)
     trainer = CellTrainer(
-        cell=cell_file.cell,
-        spec=cell_file.prompt,
+        cell_file=cell_file,
         runtime=runtime,
         folder=folder,
         problems=read_problems(Path(runtime.problems_path)),
         judge=judge,
         model=model,
         tokenizer=tokenizer,
-        callbacks=[guard, log],
+        callbacks=[log, guard],
     )
     log.trainer = guard.trainer = trainer
     return trainer
