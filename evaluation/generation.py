@@ -17,8 +17,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-NUCLEUS_HEAD = 64
-"""Tokens looked at before a full sort: nearly always more than the nucleus needs."""
+from evaluation.fused import FusedDecoder, serves
+
+NUCLEUS_HEADS = (8, 64)
+"""How many of the likeliest tokens are looked at before a full sort; most nuclei of code are smaller than the first."""
 SHRINK_BELOW = 0.8
 """Finished rows leave the batch when fewer than this share of it is alive."""
 
@@ -48,9 +50,12 @@ def row_seed(seed: int, purpose: str, problem_id: str, index: int) -> int:
 
 
 def uniforms(seeds: Sequence[int], count: int) -> np.ndarray:
-    """Return (len(seeds), count) uniforms in [0, 1): row i is a function of seeds[i] alone."""
+    """Return (len(seeds), count) uniforms in [0, 1): row i is a function of seeds[i] alone.
+
+    A hair is taken off, so that u x total is below total in floating point too and no draw falls off the end of a CDF.
+    """
     rows = (np.random.Generator(np.random.Philox(key=s)).random(count) for s in seeds)
-    return np.stack(list(rows)) if seeds else np.zeros((0, count))
+    return np.stack(list(rows)) * (1 - 2.0**-50) if seeds else np.zeros((0, count))
 
 
 def sample(
@@ -97,7 +102,7 @@ def sample(
     model.eval()
     try:
         with torch.inference_mode():
-            decoder = CachedDecoder(model)
+            decoder = FusedDecoder(model, max_new_tokens) if serves(model) else CachedDecoder(model)
             rows = _Rows(len(prompts) * n, max_new_tokens, set(stop_ids), stop_text)
             logits = decoder.prefill(prompts, n, pad_id)
             for t in range(max_new_tokens):
@@ -122,7 +127,7 @@ def choose(
 
     Args:
         logits: (B, V).
-        noise: (B,) uniforms in [0, 1).
+        noise: (B,) of `uniforms`.
         temperature: 0 takes the argmax.
         top_p: nucleus mass.
 
@@ -131,14 +136,14 @@ def choose(
         temperature 1).
 
     Raises:
-        NonFiniteLogits: a logit is NaN or infinite.
+        NonFiniteLogits: a logit, or its quotient by the temperature, is NaN or infinite.
     """
-    logits = logits.float()
-    if not bool(torch.isfinite(logits).all()):
-        raise NonFiniteLogits("the model's logits are not finite")
-    logprobs_BV = torch.log_softmax(logits / temperature if temperature > 0 else logits, -1)
+    logprobs_BV = torch.log_softmax(logits.float() / temperature if temperature > 0 else logits.float(), -1)
     probs_BV = logprobs_BV.exp()
     entropies = -(probs_BV * logprobs_BV).sum(-1)
+    # Not finite if any logit is: a look at B numbers, where looking at B x V costs more than the softmax.
+    if not bool(torch.isfinite(entropies).all()):
+        raise NonFiniteLogits("the model's logits are not finite")
     if temperature == 0:
         ids = logits.argmax(-1)
     elif top_p < 1:
@@ -151,15 +156,23 @@ def choose(
 
 
 def _nucleus(probs_BV: torch.Tensor, noise: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Sample among the likeliest tokens whose mass before them is below top_p (the one that crosses it included)."""
-    sorted_p, ids = probs_BV.topk(min(NUCLEUS_HEAD, probs_BV.shape[-1]), -1)
-    if bool((sorted_p.sum(-1) < top_p).any()):
-        sorted_p, ids = probs_BV.sort(-1, descending=True)
-    sorted_p = sorted_p.double()
-    before = sorted_p.cumsum(-1) - sorted_p
-    cdf = (sorted_p * (before < top_p)).cumsum(-1)
-    chosen = torch.searchsorted(cdf, noise[:, None] * cdf[:, -1:], right=True)
-    return ids.gather(-1, chosen.clamp_(max=ids.shape[-1] - 1)).squeeze(-1)
+    """Sample among the likeliest tokens whose mass before them is below top_p (the one that crosses it included).
+
+    Each row looks at no more of its likeliest tokens than its own nucleus needs.
+    """
+    chosen = torch.empty(len(probs_BV), dtype=torch.long, device=probs_BV.device)
+    open_rows = torch.arange(len(probs_BV), device=probs_BV.device)
+    for size in (*NUCLEUS_HEADS, probs_BV.shape[-1]):
+        head_p, ids = probs_BV[open_rows].topk(min(size, probs_BV.shape[-1]), -1)
+        cdf = head_p.double().cumsum(-1)
+        mass = torch.where(cdf - head_p < top_p, cdf, 0).amax(-1, keepdim=True)
+        place = torch.searchsorted(cdf, noise[open_rows, None] * mass, right=True).clamp_(max=ids.shape[-1] - 1)
+        enough = (cdf[:, -1] >= top_p) | (ids.shape[-1] == probs_BV.shape[-1])
+        chosen[open_rows] = ids.gather(-1, place).squeeze(-1)
+        open_rows = open_rows[~enough]
+        if not len(open_rows):
+            break
+    return chosen
 
 
 class _Rows:
