@@ -87,9 +87,7 @@ def find(
         registered_sha256=registered_sha256,
         rule=criterion.rule,
         sentence=judged.sentence if judged else _sentence(boundary, main, arm_labels, classified),
-        runs=tuple(
-            RunFinding(cell=c.label, class_=c.run_class, onset_step=c.onset_step, why=c.why) for c in classified
-        ),
+        runs=tuple(RunFinding.model_validate(_row(c)) for c in classified),
         boundary={} if judged else boundary,
         shift="not_identified" if judged else main.shift,
         min_detectable=None if judged else main.min_detectable,
@@ -100,6 +98,10 @@ def find(
         missing=(*missing, *_unnamed(classified, base, missing)),
         departures=tuple(departures),
     )
+
+
+def _row(run: Classified) -> dict[str, str | int | None]:
+    return {"cell": run.label, "class": run.run_class, "onset_step": run.onset_step, "why": run.why}
 
 
 _ONE_ARM = ArmShift(shift="not_identified", min_detectable=None, p=None, text="one arm, nothing to compare it with")
