@@ -140,7 +140,8 @@ def _sentence(
     incomplete = sum(r.run_class == "incomplete" for r in runs)
     tail = f" {incomplete} of {len(runs)} runs are incomplete." if incomplete else ""
     told = ". ".join(p[0].upper() + p[1:] for p in parts)
-    return f"{told}. {_shift_words(list(boundary.values()), main, list(labels.values()))} ({main.text}).{tail}"
+    why = f" ({main.text})" if main.shift == "not_identified" else ""  # else counts and p are in the status
+    return f"{told}. {_shift_words(list(boundary.values()), main, list(labels.values()))}{why}.{tail}"
 
 
 def _shift_words(boundary: Sequence[ArmBoundary], main: ArmShift, labels: Sequence[str]) -> str:
@@ -152,7 +153,9 @@ def _shift_words(boundary: Sequence[ArmBoundary], main: ArmShift, labels: Sequen
     if main.shift == "not_identified":
         return f"{where}: a shift is not identified"
     first, second = boundary[0].first_unstable, boundary[1].first_unstable
-    if main.p is None and first is not None and second is not None and first != second:
-        return f"{where}: its bracket lies {'higher' if second > first else 'lower'}, but a shift is not detectable"
+    if main.p is None:
+        known = first is not None and second is not None and first != second
+        place = f"its bracket lies {'higher' if (second or 0) > (first or 0) else 'lower'}, but " if known else ""
+        return f"{where}: {place}with so few seeds a shift is not detectable"
     seen = f", the smallest that could be seen being {main.min_detectable:g} rungs" if main.min_detectable else ""
     return f"{where}: a shift is not detectable{seen}"

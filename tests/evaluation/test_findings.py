@@ -71,9 +71,12 @@ def test_one_seed_says_what_was_seen_and_claims_no_shift() -> None:
     assert found.sentence == (
         "No replay: breaks between 1e-3 (last stable) and 2e-3 (first unstable); one seed, no interval. "
         "Replay: breaks between 2e-3 (last stable) and 3e-3 (first unstable); one seed, no interval. "
-        "The boundary of 'replay' against that of 'no replay': its bracket lies higher, but a shift is not detectable "
-        "(of 4 rates, 1 broke 'no replay' more often and 0 broke 'replay' more; one seed, no test (at least 4 seeds "
-        "needed))."
+        "The boundary of 'replay' against that of 'no replay': its bracket lies higher, but with so few seeds a shift "
+        "is not detectable."
+    )
+    assert found.statistical_status == (
+        "of 4 rates, 1 broke 'no replay' more often and 0 broke 'replay' more; "
+        "one seed, no test (at least 4 seeds needed)"
     )
     assert found.missing == ()
 
