@@ -133,11 +133,10 @@ def serves(model: PreTrainedModel) -> bool:
     if type(model) is not Qwen3ForCausalLM or model.device.type != "cpu":
         return False
     config = model.config
-    plain = (
-        not config.attention_bias and config.hidden_act == "silu" and config.rope_parameters["rope_type"] == "default"
-    )
+    rope = (config.rope_parameters or {}).get("rope_type")
+    plain = not config.attention_bias and config.hidden_act == "silu" and rope == "default"
     small = config.hidden_size <= MAX_HIDDEN and all(p.dtype == torch.float32 for p in model.parameters())
-    full = all(kind == "full_attention" for kind in config.layer_types)
+    full = all(kind == "full_attention" for kind in config.layer_types or ("unknown",))
     return (
         plain and small and full and all(dict(x.named_parameters()).keys() == LAYER_WEIGHTS for x in model.model.layers)
     )

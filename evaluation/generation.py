@@ -11,6 +11,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -231,7 +232,7 @@ class CachedDecoder:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         logits = self._forward(ids, mask, positions)
         repeat = torch.arange(len(prompts), device=device).repeat_interleave(n)
-        self.cache.reorder_cache(repeat)
+        self.cache.reorder_cache(cast(torch.LongTensor, repeat))
         self.mask, self.positions = mask[repeat], positions[repeat, -1:]
         return logits[repeat]
 
@@ -244,7 +245,7 @@ class CachedDecoder:
     def keep(self, places: torch.Tensor) -> None:
         """Drop every row but these."""
         places = places.to(self.mask.device)
-        self.cache.reorder_cache(places)
+        self.cache.reorder_cache(cast(torch.LongTensor, places))
         self.mask, self.positions = self.mask[places], self.positions[places]
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
