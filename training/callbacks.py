@@ -228,7 +228,7 @@ def save_resume(trainer: "CellTrainer", save_trainer_state: Callable[[], None]) 
     shutil.rmtree(scratch)
     if step in trainer.cell.checkpoints:
         policy = trainer.accelerator.unwrap_model(trainer.model)
-        make_checkpoint(folder, trainer.cell_file, policy, trainer.processing_class, step)
+        make_checkpoint(folder, trainer.cell_file, policy, trainer.tokenizer, step)
     drop_old_resumes(folder, step, trainer.runtime.keep_resume)
 
 

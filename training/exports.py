@@ -41,7 +41,7 @@ def export_checkpoint(
         model.save_pretrained(partial, state_dict=cast_weights(model, target), max_shard_size=MAX_SHARD)
         config = type(model.config).from_dict({**model.config.to_dict(), "dtype": dtype})
         config.save_pretrained(partial)
-        stops = list(stop_ids) if len(stop_ids) > 1 else stop_ids[0]
+        stops = stop_ids[0] if len(stop_ids) == 1 else list(stop_ids)
         GenerationConfig(eos_token_id=stops, pad_token_id=tokenizer.pad_token_id).save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         check_folder(partial)
@@ -69,7 +69,8 @@ def check_folder(folder: Path) -> None:
             for name in tensors.keys():  # noqa: SIM118  safe_open is not a mapping
                 if not bool(torch.isfinite(tensors.get_tensor(name)).all()):
                     raise NonFiniteWeights(f"{file.name}: {name} is not finite")
-    _, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    _, info = loaded
     wrong = {k: sorted(info[k]) for k in ("missing_keys", "unexpected_keys", "mismatched_keys") if info.get(k)}
     if wrong:
         raise ValueError(f"{folder}: does not load completely: {wrong}")

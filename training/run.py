@@ -141,11 +141,12 @@ def load_model(path: str, revision: str | None) -> tuple[Any, Any]:
         raise InputError("model_path", path, "has no tokenizer", "name a whole model folder")  # AutoTokenizer makes one
     extra = {} if revision is None else {"revision": revision}
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **extra)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **extra)
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **extra)
     except (OSError, ValueError, SafetensorError) as e:
         reason = " ".join(str(e).split())[:300]
         raise InputError("model_path", path, reason, "name a whole model folder, or a repository in reach") from e
+    model, info = loaded
     if info["missing_keys"] or info["mismatched_keys"]:
         lacking = sorted(info["missing_keys"])[:3]
         raise InputError("model_path", path, f"weights are missing ({', '.join(lacking)})", "use a whole model folder")

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from evaluation.judge import Judge
@@ -137,6 +138,7 @@ class CellTrainer(GRPOTrainer):
         cell, spec = cell_file.cell, cell_file.prompt
         self.cell_file, self.cell, self.spec = cell_file, cell, spec
         self.runtime, self.folder, self.judge = runtime, folder, judge
+        self.tokenizer = tokenizer
         self.problems = {p.problem_id: p for p in problems}
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
         self.term = cell.terms[0] if cell.terms else None
@@ -177,7 +179,7 @@ class CellTrainer(GRPOTrainer):
 
     def _texts(self) -> list[str]:
         ids = [c.token_ids for c in self.completions]
-        return self.processing_class.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self.row = {"started": time.monotonic()}
@@ -189,7 +191,7 @@ class CellTrainer(GRPOTrainer):
 
     def _record(self, inputs: list[dict[str, Any]], advantages: list[float]) -> None:
         """Keep the step's rollouts on disk, and its means for the log."""
-        group, texts = self.num_generations, self._texts()
+        group, texts = self.cell.grpo.rollouts_per_prompt, self._texts()
         self.step_rollouts = [
             Rollout(
                 problem_id=x["problem_id"],
@@ -220,7 +222,7 @@ class CellTrainer(GRPOTrainer):
         }
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        if self.runtime.drop_zero and self.beta == 0 and self.model.training:
+        if self.runtime.drop_zero and self.beta == 0 and model.training:
             inputs = _with_advantage(inputs)
         return super()._compute_loss(model, inputs)
 
@@ -249,7 +251,7 @@ class CellTrainer(GRPOTrainer):
             part = by_length[start : start + self.runtime.micro_batch]
             batch = collate(
                 [(r.prompt_ids, r.token_ids) for r in part],
-                self.processing_class.pad_token_id,
+                self.tokenizer.pad_token_id,
                 self.accelerator.device,
             )
             width = batch.completion_mask_BT.shape[1]
@@ -262,7 +264,7 @@ class CellTrainer(GRPOTrainer):
     def _restock(self) -> None:
         """Let this step's groups into the buffer, after its draw."""
         assert self.buffer is not None
-        group = self.num_generations
+        group = self.cell.grpo.rollouts_per_prompt
         for start in range(0, len(self.step_rollouts), group):
             rollouts = self.step_rollouts[start : start + group]
             problem = rollouts[0].problem_id
@@ -291,15 +293,16 @@ class CellTrainer(GRPOTrainer):
             self.buffer.restore(state["replay"])
 
 
-def _roll_out(prompts: list[str], trainer: CellTrainer) -> dict[str, Any]:
+def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
     """TRL's `rollout_func`: prompts come repeated, one a rollout; each distinct one is prefilled once."""
-    group = trainer.num_generations
+    assert isinstance(trainer, CellTrainer)
+    group = trainer.cell.grpo.rollouts_per_prompt
     ids = trainer.batch_problem_ids[::group]
     tokens = [trainer.prompt_tokens[p] for p in ids]
     policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     drawn = draw_step(
         trainer.vllm_generation.llm if trainer.use_vllm else policy,
-        trainer.processing_class,
+        trainer.tokenizer,
         trainer.spec,
         trainer.cell.grpo,
         tokens,
