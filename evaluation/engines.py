@@ -90,11 +90,12 @@ class TransformersEngine:
             return
         dtype = torch.float32 if self.device == "cpu" else "auto"
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 unit.model_path, dtype=dtype, output_loading_info=True, **_where(unit)
             )
         except (OSError, ValueError) as e:
             raise InputError("model", unit.model_path, " ".join(str(e).split())[:200], "name a model folder") from e
+        model, info = loaded
         if info["missing_keys"] or info["mismatched_keys"]:
             lacking = ", ".join(sorted(info["missing_keys"])[:3])
             raise InputError("model", unit.model_path, f"weights are missing ({lacking})", "use a complete folder")

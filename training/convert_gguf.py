@@ -51,7 +51,7 @@ def convert(out: Path) -> None:
     tokenizer.padding_side = "left"
     # transformers marks the model quantised and then refuses to save it; the weights are plain fp32 by now.
     model.config.__dict__.pop("quantization_config", None)
-    model.is_quantized, model.hf_quantizer = False, None
+    model.__dict__ |= {"is_quantized": False, "hf_quantizer": None}
     with whole_folder(out) as partial:
         model.save_pretrained(partial, max_shard_size="1GB")
         tokenizer.save_pretrained(partial)

@@ -28,9 +28,8 @@ PROBLEMS = generate(0).held_out
 
 
 def unit():
-    return Unit(
-        label="base", cell=None, global_step=0, model_path=str(MODEL), protocol=PROTOCOL, provenance=Provenance(), out=""
-    )  # fmt: skip
+    where = {"model_path": str(MODEL), "out": ""}
+    return Unit(label="base", cell=None, global_step=0, protocol=PROTOCOL, provenance=Provenance(), **where)
 
 
 @pytest.fixture(scope="module")
