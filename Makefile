@@ -33,7 +33,7 @@ lint: install ## format, lint, types, import rules
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine on its CPU build, in an environment of its own (3.8 GB, minutes)
 	VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
-	.venv-vllm/bin/python -m pytest -m vllm tests/evaluation/test_vllm_engine.py -p no:cacheprovider -o addopts=--import-mode=importlib
+	.venv-vllm/bin/python -m pytest -m vllm tests/evaluation/test_vllm_engine.py tests/training/test_vllm_training.py -p no:cacheprovider -o addopts=--import-mode=importlib
 
 .venv-vllm/.installed: deployments/requirements-vllm.txt
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm

@@ -1,0 +1,92 @@
+"""Training that samples with TRL's colocated vLLM, executed on vLLM's CPU build (`make test-vllm`)."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+pytestmark = pytest.mark.vllm
+pytest.importorskip("vllm")
+
+import torch  # noqa: E402
+import vllm.model_executor.layers.utils as layers  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from trl.generation import vllm_generation  # noqa: E402
+
+from evaluation.files import read_jsonl  # noqa: E402
+from training.folder import RunFolder  # noqa: E402
+from training.run import main, read_folder  # noqa: E402
+
+ON_CPU = {"dtype": "float32", "enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": 32768}
+MODEL = Path(__file__).resolve().parents[2] / "training" / "toy_model"
+
+
+def keep_unpacked(layer: Any, remove_weight: bool = False) -> None:
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+class CpuEngine(vllm_generation.LLM):
+    """TRL's engine with what the CPU build needs: no chunked prefill beside seeds, and weights that can be replaced."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, **ON_CPU})
+
+
+@pytest.fixture(scope="module")
+def folder(make_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A cell of three steps at a rate that moves the weights."""
+    folder = make_run(
+        tmp_path_factory.mktemp("vllm") / "run",
+        arm="hardcd_lam0p1",
+        steps=3,
+        stride=3,
+        lr=2e-3,
+        runtime={"sampler": "vllm", "resume_every": 1},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "dispatch_cpu_unquantized_gemm", keep_unpacked)
+        patch.setattr(vllm_generation, "LLM", CpuEngine)
+        assert main([str(folder.root), "--debug"]) == 0
+    return folder
+
+
+@functools.cache
+def learner(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def gap(folder: RunFolder, step: int, weights: Path) -> float:
+    """Mean |sampler - learner log-prob| over the tokens that `step` drew, if the learner had these weights."""
+    tokenizer, gaps = AutoTokenizer.from_pretrained(MODEL), []
+    for _, row in pd.read_parquet(folder.rollout(step)).iterrows():
+        prompt, completion = tokenizer(row["prompt"])["input_ids"], torch.tensor(list(row["token_ids"]))
+        with torch.no_grad():
+            logits = learner(weights)(input_ids=torch.tensor([[*prompt, *completion.tolist()]])).logits
+        mine = logits[0, len(prompt) - 1 : -1].log_softmax(-1).gather(1, completion[:, None])[:, 0]
+        gaps.append((mine - torch.tensor(list(row["logprobs"]))).abs())
+    return float(torch.cat(gaps).mean())
+
+
+def test_it_ends_with_every_step_logged(folder: RunFolder) -> None:
+    rows = read_jsonl(folder.steps_jsonl)
+    assert [r["global_step"] for r in rows] == [1, 2, 3]
+    assert all(r["grad_norm"] > 0 and r["entropy"] > 0 for r in rows)
+    assert folder.checkpoints() == [3]
+
+
+def test_the_first_step_draws_from_the_base_and_every_rollout_has_its_own_seed(folder: RunFolder) -> None:
+    assert gap(folder, 1, MODEL) < 1e-5
+    table = pd.read_parquet(folder.rollout(1))
+    assert table["completion"].nunique() > len(table) // 2
+    assert set(table["finish_reason"]) <= {"stop", "length"}
+    cell_file, _ = read_folder(folder)
+    ended = table.loc[table["finish_reason"] == "stop", "token_ids"]
+    assert len(ended) and all(ids[-1] in cell_file.prompt.stop_ids for ids in ended)
+
+
+def test_the_engine_gets_the_weights_of_every_step(folder: RunFolder) -> None:
+    fresh, stale = gap(folder, 3, folder.resume(2)), gap(folder, 3, MODEL)
+    assert fresh < 0.05 * stale
