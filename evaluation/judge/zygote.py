@@ -140,6 +140,7 @@ class Zygote:
 
         Raises:
             MachineError: a required part of the cage is missing here.
+            ZygoteDied: it was killed meanwhile.
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         site = _numpy_site() if numpy else ""
@@ -171,7 +172,13 @@ class Zygote:
                 return cage
             why = str(cage["missing"])
         else:
-            why = f"the cage did not start (exit {self.process.poll()})"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
+            code = self.process.returncode
+            if code in (-signal.SIGKILL, -signal.SIGTERM):  # somebody's doing, such as an out-of-memory killer's
+                self.close()
+                raise ZygoteDied(f"killed while it started (signal {-code})")
+            why = f"the cage did not start (exit {code})"
         self.close()
         raise MachineError("cage", "seccomp", why, "run on Linux x86_64 with seccomp")
 
