@@ -23,7 +23,7 @@ demo: install ## the embedded default, end to end, on two CPU cores
 	$(BIN)/ablation run smoke
 
 test: install ## all tests but the long proofs; line coverage at least 85 %
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=85
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-fail-under=85
 
 lint: install ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
