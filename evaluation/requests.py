@@ -12,6 +12,8 @@ from evaluation.protocol import Protocol
 from evaluation.records import Record
 
 REQUEST = "request.json"
+FAILURE = "failure.txt"
+"""In a unit's `out`: why the child gave it up, for the task that waits for it."""
 
 
 class Unit(Record):

@@ -24,14 +24,11 @@ from evaluation.problems import read_problems
 from evaluation.program import explain, run_program
 from evaluation.prompts import extract, prompt_ids, stopped
 from evaluation.records import Problem, Program, Sample, Verdict
-from evaluation.requests import REQUEST, Request, Unit, read_request
+from evaluation.requests import FAILURE, REQUEST, Request, Unit, read_request
 from evaluation.scores import build_score
 from evaluation.scoring import verdict_row
 
 logger = logging.getLogger("evaluation")
-
-FAILURE = "failure.txt"
-"""Why a unit was given up, for the task that waits for it."""
 
 
 def main(argv: list[str] | None = None) -> int:

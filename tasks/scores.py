@@ -14,7 +14,7 @@ from prefect import task
 
 from evaluation.errors import AblationError, Stopped
 from evaluation.manifests import is_complete
-from evaluation.requests import Request, Unit, write_request
+from evaluation.requests import FAILURE, Request, Unit, write_request
 from tasks.launch import STOPPING, ChildDied, ChildFailed, locked, on_device, run_to_end
 from tasks.retries import ONCE_EACH, retriable
 from tasks.settings import child_environment, settings
@@ -23,8 +23,6 @@ from training.cell import Cell
 
 logger = logging.getLogger(__name__)
 
-FAILURE = "failure.txt"
-"""In a unit's folder: why the child gave it up."""
 LINGER_S = 600.0
 
 
