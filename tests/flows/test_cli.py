@@ -212,7 +212,11 @@ def test_a_signal_exits_75_and_says_that_the_same_command_goes_on(store: Path, s
     manifest = (store / "x" / "global_step_2" / "MANIFEST.json").read_text()
     (big / "MANIFEST.json").write_text(manifest.replace('"size_bytes": 2', f'"size_bytes": {60 << 30}'))
     child = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "verify", str(store)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "flows.cli", "verify", str(store)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs inherit "ignored"
     )
     assert child.stderr is not None
     for line in child.stderr:
