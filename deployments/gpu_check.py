@@ -22,7 +22,7 @@ from evaluation.files import write_json
 from evaluation.manifests import Provenance, Revisions
 from evaluation.problems import prepare
 from evaluation.prompts import PromptSpec
-from evaluation.requests import Request, Unit, write_request
+from evaluation.request import Request, Unit, write_request
 from evaluation.scores import Score
 from flows.experiments import EXPERIMENTS
 from tasks.launch import error_line, run_child

@@ -13,7 +13,7 @@ from evaluation.errors import IncompleteError, InputError, MachineError
 from evaluation.generation import Completion, NonFiniteLogits, row_seed, sample
 from evaluation.prompts import PromptSpec, check, stopped
 from evaluation.protocol import Protocol
-from evaluation.requests import Request, Unit
+from evaluation.request import Request, Unit
 
 logger = logging.getLogger(__name__)
 

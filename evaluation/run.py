@@ -24,7 +24,7 @@ from evaluation.problems import read_problems
 from evaluation.program import explain, run_program
 from evaluation.prompts import extract, prompt_ids, stopped
 from evaluation.records import Problem, Program, Sample, Verdict
-from evaluation.requests import FAILURE, REQUEST, Request, Unit, read_request
+from evaluation.request import FAILURE, REQUEST, Request, Unit, read_request
 from evaluation.scores import build_score
 from evaluation.scoring import verdict_row
 

@@ -12,7 +12,7 @@ from evaluation.errors import MachineError
 from evaluation.generation import Completion
 from evaluation.prompts import PromptSpec
 from evaluation.protocol import Protocol
-from evaluation.requests import Unit
+from evaluation.request import Unit
 
 LOGPROBS = 1
 _CPU = {

@@ -14,7 +14,7 @@ from prefect import task
 
 from evaluation.errors import AblationError, Stopped
 from evaluation.manifests import is_complete
-from evaluation.requests import FAILURE, Request, Unit, write_request
+from evaluation.request import FAILURE, Request, Unit, write_request
 from tasks.launch import STOPPING, ChildDied, ChildFailed, locked, on_device, run_to_end
 from tasks.retries import ONCE_EACH, retriable
 from tasks.settings import child_environment, settings

@@ -17,8 +17,6 @@ MAX_FILE, MAX_FUNCTION = 330, 45
 
 LONG_FILES: dict[str, str] = {
     "evaluation/judge/child.py": "what runs inside the cage must be readable in one place, to be believed",
-    "evaluation/judge/judge.py": "scheduling, retries and verdicts of one judge; to be cut when the judge is made fast",
-    "evaluation/judge/zygote.py": "one protocol, both of its ends; to be cut when the judge is made fast",
     "training/trainer.py": "the only file that may touch TRL's internals",
 }
 """File -> why it is longer."""
@@ -31,7 +29,6 @@ LONG_FUNCTIONS: dict[str, str] = {
 """`file:function` -> why it is longer."""
 
 SHADOWS: dict[str, str] = {
-    "evaluation/requests.py": "the requests of evaluation.run; always imported through its package",
     "evaluation/statistics.py": "the contract names evaluation.statistics; always imported through its package",
 }
 """File -> why its name may be that of a standard module."""

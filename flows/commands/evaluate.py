@@ -17,7 +17,7 @@ from evaluation.manifests import Provenance, Revisions, read_manifest
 from evaluation.problems import BENCHMARKS, Prepared, prepare
 from evaluation.prompts import PromptSpec, default_rendering, resolve
 from evaluation.protocol import Protocol
-from evaluation.requests import REQUEST, Request, Unit, read_request, write_request
+from evaluation.request import REQUEST, Request, Unit, read_request, write_request
 from flows.commands.answer import Answer
 from flows.commands.checkpoints import Checkpoint, locate
 from flows.commands.flags import add_data

@@ -18,7 +18,7 @@ from evaluation.problems.toy import generate  # noqa: E402
 from evaluation.prompts import extract, prompt_ids, resolve  # noqa: E402
 from evaluation.protocol import Protocol  # noqa: E402
 from evaluation.records import Program  # noqa: E402
-from evaluation.requests import Unit  # noqa: E402
+from evaluation.request import Unit  # noqa: E402
 from evaluation.vllm_engine import VllmEngine  # noqa: E402
 
 MODEL = Path(__file__).resolve().parents[2] / "training/toy_model"

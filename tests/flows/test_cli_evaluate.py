@@ -12,7 +12,7 @@ from evaluation.files import write_json
 from evaluation.manifests import Provenance, Revisions, write_manifest
 from evaluation.problems import prepare
 from evaluation.prompts import resolve
-from evaluation.requests import Request, write_request
+from evaluation.request import Request, write_request
 from flows.commands.checkpoints import Checkpoint, locate
 from flows.commands.evaluate import DEFAULTS, configure, prompt_of, protocol_of, refuse_other, unit_of
 from flows.commands.score import parse_ks, problems_of
