@@ -2,8 +2,9 @@
 
     python -I -S -B child.py CONTROL_FD FILES NUMPY_SITE READABLE...   (FILES: landlock or none)
 
-The zygote holds no program, no input, no answer: each child reads its job from its own socket, which the parent made
-and handed over, and writes back values only. Everything a program changes, it changes in its own child.
+The zygote holds no program, no input, no answer: each child reads its jobs from its own socket, which the parent made
+and handed over, and writes back values only. Everything a program changes, it changes in its own child. A second suite
+of the same program may follow in the same child: the program is defined anew for it.
 
 Frames to the parent: `c` caged, the program starts; `r` it is defined, the tests start; `t` values of the next tests,
 each with its length; `f` a large value in full, when asked; `d` all tests done; `e` the program could not be defined.
@@ -32,14 +33,16 @@ FLUSH_S = 0.001
 """Values are sent together until they took this long, so that the parent knows which test is running."""
 FULL_BYTES = 1 << 18
 BATCH_BYTES = 1 << 16
-RECURSION = 975
+CPU_S = 900
+"""Only for a parent that has lost its clock: every limit of ours is shorter."""
+RECURSION = 976
 """Leaves a program 969 levels of its own, as EvalPlus does when it runs from its command line (measured)."""
 SCALARS = {int, float, str, bool, complex, type(None)}
 ATOMS = SCALARS | {bytes}
 HASHED = {collections.Counter, collections.OrderedDict, collections.defaultdict}
 VIEWS = {type({}.keys()), type({}.items())}
 _dumps, _now, _write, _read, _exit = marshal.dumps, time.perf_counter, os.write, os.read, os._exit
-_pack, _cpu, _blake2b, _modules = SIZE.pack, time.process_time, _blake2.blake2b, sys.modules
+_pack, _cpu, _blake2b, _modules, _collect = SIZE.pack, time.process_time, _blake2.blake2b, sys.modules, gc.collect
 
 
 class Sink(io.StringIO):
@@ -159,19 +162,33 @@ def send(fd, kind, payload):
         data = data[_write(fd, data) :]
 
 
-def run_program(fd):
-    """Read one job, run it, send its values."""
+def read_job(fd):
+    """Read the next job: what to do, and the marshalled inputs; end when there is none."""
     job = marshal.loads(read_exactly(fd, SIZE.unpack(read_exactly(fd, 4))[0]))
-    inputs = marshal.loads(read_exactly(fd, SIZE.unpack(read_exactly(fd, 4))[0]))
+    return job, marshal.loads(read_exactly(fd, SIZE.unpack(read_exactly(fd, 4))[0]))
+
+
+def run_program(fd):
+    """Put on what a program wears, then run its suites, one job each, until no other comes."""
+    job, inputs = read_job(fd)
+    sys.__stdin__ = sys.__stdout__ = sys.__stderr__ = None
+    sandbox.limit_child(job["memory"], CPU_S)
+    sandbox.install(sandbox.with_pid(CHILD_FILTER, os.getpid()))
+    send(fd, b"c", b"")
+    while run_suite(fd, job, inputs):
+        job, inputs = read_job(fd)
+        _collect()
+
+
+def run_suite(fd, job, inputs):
+    """Define the program, run one suite on it, send its values; return whether it got to the end."""
     source, setup = job["source"], job["setup"]
     sys.stdin = sys.stdout = sys.stderr = Sink()
-    sys.__stdin__ = sys.__stdout__ = sys.__stderr__ = None
-    if "random" in source:
-        random.seed(0)  # one program, one verdict
-    sandbox.limit_child(job["memory"], job["cpu_s"])
-    sandbox.install(sandbox.with_pid(CHILD_FILTER, os.getpid()))
+    if "random" in source:  # one program, one verdict
+        random.seed(0)
+        if "numpy" in _modules:
+            _modules["numpy"].random.seed(0)
     sys.setrecursionlimit(RECURSION)
-    send(fd, b"c", b"")
     scope = {}
     try:
         exec(compile(source, "<string>", "exec", dont_inherit=True), scope)
@@ -180,12 +197,13 @@ def run_program(fd):
         function = None if job["expressions"] else scope[job["entry_point"]]
     except BaseException as e:
         send(fd, b"e", raised(e)[1:])
-        return
+        return False
     send(fd, b"r", b"")
     if job["expressions"]:
         inputs = [(expression, scope) for expression in inputs]
         function = evaluate
     run_tests(fd, job, function, inputs)
+    return True
 
 
 def evaluate(expression, scope):

@@ -1,20 +1,22 @@
 """Reference outputs: computed once by running the reference solution in the same cage, kept in a compact file."""
 
+import contextlib
 import hashlib
 import logging
 import marshal
 import os
+import struct
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from evaluation.files import PARTIAL
+from evaluation.judge.jobs import Job, JudgeFailed
 from evaluation.judge.wire import Malformed, decode
-from evaluation.judge.zygote import SLACK_S, Job, JudgeFailed, Zygote
+from evaluation.judge.zygote import Zygote
 from evaluation.records import Problem, sha256_json
 
 logger = logging.getLogger(__name__)
@@ -22,8 +24,13 @@ logger = logging.getLogger(__name__)
 MIN_TEST_S = 1.0
 TIME_FACTOR = 4.0
 MAX_SUITE_S = 60.0
+SLACK_S = 2.0
+"""What EvalPlus allows a suite beyond its tests."""
 REFERENCE_TEST_S, REFERENCE_SUITE_S = 120.0, 600.0
-FORMAT = "references/3"
+FORMAT = "references/4"
+PYTHON = sys.version_info[:2]
+_SECONDS = struct.Struct("<d")
+_HEAD = 32 + _SECONDS.size
 
 
 @dataclass(frozen=True)
@@ -69,40 +76,98 @@ class _Keep:
         return True
 
 
-def compute(
-    zygote: Zygote, problem: Problem, inputs: Sequence[Any], as_set: bool, not_none: bool, cache: Path | None
-) -> Reference:
-    """Return the reference's answers, from the cache file if it has them.
+class Stored:
+    """The file of one suite's reference answers: `sha256 of the rest, seconds of the whole suite, marshalled rest`."""
+
+    def __init__(
+        self, problem: Problem, raw_inputs: bytes, size: int, as_set: bool, not_none: bool, cache: Path | None
+    ) -> None:
+        self.problem, self.raw_inputs, self.size, self.as_set, self.not_none = (
+            problem, raw_inputs, size, as_set, not_none,
+        )  # fmt: skip
+        inputs_hash = hashlib.sha256(raw_inputs).hexdigest()
+        self.key = bytes.fromhex(
+            sha256_json(
+                [FORMAT, problem.reference, problem.entry_point, inputs_hash, as_set, not_none, PYTHON, cpu_name()]
+            )
+        )
+        self.path = cache / f"{self.key.hex()[:32]}.ref" if cache is not None else None
+        self.digest: bytes | None = None
+        """Of the file, once it is there: other times make other limits, and another digest."""
+        self.cost_s = 0.0
+        self._peek()
+
+    def _peek(self) -> None:
+        if self.path is not None:
+            with contextlib.suppress(OSError), self.path.open("rb") as f:
+                self._head(f.read(_HEAD))
+
+    def _head(self, head: bytes) -> None:
+        if len(head) == _HEAD:
+            self.digest = head[:32]
+            self.cost_s = _SECONDS.unpack(head[32:])[0]
+
+    def load(self) -> Reference | None:
+        """Read the file; a damaged one is computed again."""
+        if self.path is None:
+            return None
+        try:
+            raw = self.path.read_bytes()
+            if raw[:32] != hashlib.sha256(raw[32:]).digest():
+                raise Malformed("hash")
+            values, flags, times = decode(raw[_HEAD:])
+        except FileNotFoundError:
+            return None
+        except (OSError, Malformed, TypeError, ValueError) as e:
+            logger.warning("%s: damaged (%s), computed again", self.path, e)
+            return None
+        if len(values) != self.size:
+            return None
+        self._head(raw[:_HEAD])
+        return Reference(tuple(values), flags, tuple(times))
+
+    def store(self, reference: Reference) -> None:
+        """Write the file, under another name first."""
+        if self.path is None:
+            return
+        rest = _SECONDS.pack(sum(reference.times_s))
+        rest += marshal.dumps([list(reference.values), reference.flags, list(reference.times_s)], 2)
+        head = hashlib.sha256(rest).digest()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}")
+        partial.write_bytes(head + rest)
+        partial.replace(self.path)
+        self._head(head + rest[: _SECONDS.size])
+
+
+def compute(zygote: Zygote, stored: Stored) -> Reference:
+    """Return the reference's answers, from the file if it has them.
 
     Raises:
         ReferenceFailed: the reference raises, or runs out of time.
+        JudgeFailed: the harness failed.
     """
-    raw_inputs = marshal.dumps(list(inputs), 2)
-    inputs_hash = hashlib.sha256(raw_inputs).hexdigest()
-    key = sha256_json(
-        [FORMAT, problem.reference, problem.entry_point, inputs_hash, as_set, not_none, sys.version_info[:2], _cpu()]
-    )
-    path = cache / f"{key[:32]}.ref" if cache is not None else None
-    found = _load(path, len(inputs)) if path is not None else None
+    found = stored.load()
     if found is not None:
         return found
+    problem = stored.problem
     job = Job(
         source=problem.reference,
         entry_point=problem.entry_point,
-        inputs=raw_inputs,
-        limits_s=[REFERENCE_TEST_S] * len(inputs),
+        inputs=stored.raw_inputs,
+        limits_s=[REFERENCE_TEST_S] * stored.size,
         suite_limit_s=REFERENCE_SUITE_S,
-        as_set=as_set,
+        as_set=stored.as_set,
         timed=True,
     )
     keep = _Keep()
     run = zygote.run(job, keep)
     if not run.complete:
         raise ReferenceFailed(f"{problem.problem_id}: the reference solution fails ({run.detail})")
-    values = [_not_none(v) for v in keep.values] if not_none else keep.values
-    reference = Reference(tuple(values), run.flags if not not_none else b"\2" * len(values), run.times_s)
-    if path is not None:
-        _store(path, reference)
+    values = [_not_none(v) for v in keep.values] if stored.not_none else keep.values
+    flags = b"\2" * len(values) if stored.not_none else run.flags
+    reference = Reference(tuple(values), flags, run.times_s)
+    stored.store(reference)
     return reference
 
 
@@ -132,33 +197,11 @@ def _not_none(raw: bytes) -> bytes:
     return b"vF" if raw == b"vN" else b"vT"
 
 
-def _cpu() -> str:
+@cache
+def cpu_name() -> str:
     """Return this processor's name: times measured on another decide nothing here."""
     try:
         with Path("/proc/cpuinfo").open() as f:
             return next((line.partition(":")[2].strip() for line in f if line.startswith("model name")), "")
     except OSError:
         return ""
-
-
-def _load(path: Path, count: int) -> Reference | None:
-    """Read a cache file; a damaged one is computed again."""
-    try:
-        raw = path.read_bytes()
-        if raw[:32] != hashlib.sha256(raw[32:]).digest():
-            raise Malformed("hash")
-        values, flags, times = decode(raw[32:])
-    except FileNotFoundError:
-        return None
-    except (OSError, Malformed, TypeError, ValueError) as e:
-        logger.warning("%s: damaged (%s), computed again", path, e)
-        return None
-    return Reference(tuple(values), flags, tuple(times)) if len(values) == count else None
-
-
-def _store(path: Path, reference: Reference) -> None:
-    body = marshal.dumps([list(reference.values), reference.flags, list(reference.times_s)], 2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}")
-    partial.write_bytes(hashlib.sha256(body).digest() + body)
-    partial.replace(path)

@@ -1,9 +1,9 @@
 """The cage of untrusted programs: what a process gives up for good before it sees one.
 
 Guarantees, on Linux x86_64 with seccomp (required). A program cannot open a file for writing, open a network socket,
-reach another process (memory, signals, tracing, descriptors), start one, or raise its own limits. It can read the
-standard library, shared libraries and numpy; no other file where the kernel has landlock, and no file at all where it
-has not. Its environment is empty, and the only descriptor it inherits is the one its values leave through.
+reach another process (memory, signals, tracing, descriptors), start one, set a timer, or raise its own limits. It can
+read the standard library, shared libraries and numpy; no other file where the kernel has landlock, and no file at all
+where it has not. Its environment is empty, and the only descriptor it inherits is the one its values leave through.
 
 Does not guarantee: anything against a bug of the kernel or of CPython behind the calls that are left; secrecy of the
 names of files (only their content is out of reach); fairness between programs that fill the memory bus. It cannot keep
@@ -55,7 +55,7 @@ COMPUTING = {
     "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8, "mmap": 9,
     "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15,
     "pread64": 17, "readv": 19, "writev": 20, "access": 21, "select": 23, "sched_yield": 24, "mremap": 25,
-    "madvise": 28, "dup": 32, "nanosleep": 35, "getitimer": 36, "alarm": 37, "setitimer": 38, "getpid": 39,
+    "madvise": 28, "dup": 32, "nanosleep": 35, "getpid": 39,
     "recvfrom": 45, "exit": 60, "uname": 63, "getcwd": 79, "readlink": 89, "gettimeofday": 96, "getrlimit": 97,
     "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108,
     "getppid": 110, "sigaltstack": 131, "gettid": 186, "time": 201, "futex": 202, "sched_getaffinity": 204,

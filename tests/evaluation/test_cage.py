@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from evaluation.judge import Judge
-from evaluation.judge.zygote import Job, JudgeFailed, Zygote, ZygoteDied
+from evaluation.judge.jobs import Job, JudgeFailed, ZygoteDied
+from evaluation.judge.zygote import Zygote
 from evaluation.records import Outcome, Problem, Program
 
 RIGHT = "def f(x):\n    return 2 * x\n"
@@ -143,10 +144,10 @@ def test_workers_outlive_the_thread_that_started_them():
         thread = threading.Thread(target=judge.judge, args=(first,))
         thread.start()
         thread.join()
-        started = [z.process.pid for w in judge.workers for z in w.zygotes.values()]
+        started = [z.process.pid for w in judge.lanes.lanes for z in w.zygotes.values()]
         again = [Program(problem_id="Test/1", source=s + "#\n") for s in sources]
         assert all(v.passed for v in judge.judge(again))
-        assert set(started) <= {z.process.pid for w in judge.workers for z in w.zygotes.values()}
+        assert set(started) <= {z.process.pid for w in judge.lanes.lanes for z in w.zygotes.values()}
 
 
 def test_nothing_is_left_when_the_judge_is_killed():
@@ -154,7 +155,7 @@ def test_nothing_is_left_when_the_judge_is_killed():
     script = (
         "from evaluation.judge import Judge\nfrom evaluation.records import Problem, Program\n"
         f"p = Problem.model_validate_json({PROBLEM.model_dump_json()!r})\n"
-        "judge = Judge([p])\nprint(judge.workers[0].zygote(False).process.pid, flush=True)\n"
+        "judge = Judge([p])\nprint(judge.lanes.first.zygote(numpy=False).process.pid, flush=True)\n"
         f"judge.judge([Program(problem_id='Test/1', source={loop!r})])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -196,7 +197,7 @@ def test_a_broken_judge_gives_no_verdict(monkeypatch):
         def broken(*_):
             raise JudgeFailed("no process could be forked")
 
-        monkeypatch.setattr("evaluation.judge.zygote.Zygote.run", broken)
+        monkeypatch.setattr("evaluation.judge.zygote.Zygote.child", broken)
         found = judge.judge([Program(problem_id="Test/1", source=RIGHT)])[0]
     assert found.base is Outcome.HARNESS_ERROR
     assert found.errored

@@ -84,10 +84,16 @@ def test_a_swallowed_time_out_is_a_time_out():
 
 def test_slow_by_count_is_over_the_limit_however_signals_are_set():
     source = (
-        "import signal\ndef f(x):\n    signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "import signal\ndef f(x):\n    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
         "    for _ in range(1_000_000_000): pass\n    return 2 * x\n"
     )
     assert verdict(source).base is Outcome.TIMEOUT
+
+
+@pytest.mark.parametrize("call", ["setitimer(signal.ITIMER_REAL, 0)", "setitimer(signal.ITIMER_VIRTUAL, 9)"])
+def test_timers_are_not_a_programs_business(call):
+    """Whoever touches them means to outlast a limit: wrong on a fast machine as on a slow one."""
+    assert verdict(f"import signal\ndef f(x):\n    signal.{call}\n    return 2 * x\n").base is Outcome.FAIL
 
 
 def test_the_time_spent_waiting_for_a_core_does_not_count():
@@ -161,7 +167,7 @@ def test_results_do_not_depend_on_workers_or_order():
 def test_a_killed_zygote_is_replaced_and_no_verdict_is_lost():
     p = problem()
     with Judge([p]) as judge:
-        zygote = judge.workers[0].zygote(False)
+        zygote = judge.lanes.first.zygote(numpy=False)
         os.kill(zygote.process.pid, signal.SIGKILL)
         found = judge.judge([Program(problem_id=p.problem_id, source=p.reference)])
     assert found[0].passed
@@ -174,7 +180,7 @@ def test_no_process_is_left_behind():
         "    threading.Thread(target=loop, daemon=True).start()\n    return 2 * x\n"
     )
     with Judge([p]) as judge:
-        pid = judge.workers[0].zygote(False).process.pid
+        pid = judge.lanes.first.zygote(numpy=False).process.pid
         judge.judge([Program(problem_id=p.problem_id, source=busy_thread)])
         time.sleep(0.2)
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -251,8 +257,6 @@ SLOW_CHEATS = {
     "sig_block_all", "catch_timeout_answer", "huge_list", "loop_regex", "loop_c_level", "mem_grow", "flood_stdout",
     "rec_c_stack_overflow", "loop_top_level",
 }  # fmt: skip
-SPEED_DECIDES = {"patch_signal"}
-"""Claims 3 s of CPU time for a loop that a fast core ends within its limit of 1 s: then its answer is right in time."""
 
 
 def _hostile():
@@ -262,7 +266,7 @@ def _hostile():
 
 @needs_data
 def test_hostile_programs_get_the_right_verdict(mbpp_plus, cache, monkeypatch):
-    _judge_hostile([r for r in _hostile() if r["id"] not in SLOW_CHEATS | SPEED_DECIDES], mbpp_plus, cache, monkeypatch)
+    _judge_hostile([r for r in _hostile() if r["id"] not in SLOW_CHEATS], mbpp_plus, cache, monkeypatch)
 
 
 @needs_data

@@ -1,0 +1,234 @@
+"""The clock and the ear of the judge: one child's frames, read against its limits.
+
+Limits count the program's own time: wall time less what it spent ready but waiting for a core, read from outside
+(/proc/PID/schedstat). Nothing the program does to signals or clocks moves them.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+from evaluation.judge.jobs import SIZE, Checker, Execution, Job, JudgeFailed, OutOfMemory
+from evaluation.judge.wire import Malformed, decode
+
+ANSWER_TIMEOUT_S = 60.0
+MAX_FRAME_BYTES, MAX_FULL_BYTES = 1 << 20, 1 << 30
+ENDED = "ended without an answer"
+_LOOK_S = 0.05
+"""Below this the clock is not worth a look at the scheduler's statistics."""
+
+
+class Watch:
+    """Reads the frames of one job against the clock."""
+
+    def __init__(self, pid: int, sock: socket.socket, job: Job, checker: Checker, *, caged: bool) -> None:
+        """Start the clock.
+
+        Args:
+            pid: of the child.
+            sock: what it reads its job from and writes its values to.
+            job: what it is to do.
+            checker: says which values are right.
+            caged: it has done a job before, and is in its cage.
+        """
+        self.pid, self.sock, self.job, self.checker = pid, sock, job, checker
+        self.started = self.mark = time.monotonic()
+        self.delay_before = self.delay_mark = run_delay(pid) if caged else 0.0
+        """The scheduler's delay before this job, and at `mark`, the start of the running test's clock."""
+        self.caged, self.ready, self.test_limited = caged, False, False
+        self.right = 0
+        self.buffer = bytearray()
+
+    def watch(self, memory_bytes: int) -> Execution | None:
+        """Send the job; return what came of it, None if the child closed its socket before it was done."""
+        self.sock.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            self.sock.sendall(self.job.payload(memory_bytes))
+        except TimeoutError as e:
+            raise JudgeFailed("the child does not take its job") from e
+        except OSError:
+            return None
+        while True:
+            left = self._left()
+            if left <= 0:
+                what = f"test {self.right}" if self.test_limited else "suite"
+                return self._end(f"{what}: time limit", timed_out=True)
+            self.sock.settimeout(left)
+            try:
+                part = self.sock.recv(1 << 18)
+            except TimeoutError:
+                continue
+            except OSError:
+                part = b""
+            if not part:
+                return None
+            self.buffer += part
+            done = self._frames(MAX_FRAME_BYTES if not self.job.whole else MAX_FULL_BYTES)
+            if done is not None:
+                return done
+
+    def ended(self, status: int, oom_kills: int) -> Execution:
+        """Return what a child that went away before it was done makes of its job.
+
+        Args:
+            status: of its end, as from wait.
+            oom_kills: of the machine, before it began.
+
+        Raises:
+            JudgeFailed: it went before the program began, or for want of memory on the machine.
+        """
+        if not self.caged:
+            raise JudgeFailed(f"the child ended before the program began (status {status})")
+        ended_by = os.WTERMSIG(status) if status > 0 and os.WIFSIGNALED(status) else 0
+        if ended_by == signal.SIGKILL and count_oom_kills() > oom_kills:
+            raise OutOfMemory("the machine ran out of memory")
+        if ended_by == signal.SIGXCPU:
+            return self._end("suite: time limit", timed_out=True)
+        return self._end(ENDED)
+
+    def _left(self) -> float:
+        """Return the seconds to wait before the next look at the clock: 0 when a limit is reached."""
+        now = time.monotonic()
+        delay = run_delay(self.pid) if now - self.mark > _LOOK_S else self.delay_mark
+        suite = self.job.suite_limit_s - (now - self.started - (delay - self.delay_before))
+        test, self.test_limited = suite, False
+        if self.ready and self.right < self.job.num_tests:
+            test = self.job.limits_s[self.right] - (now - self.mark - (delay - self.delay_mark))
+            self.test_limited = test <= suite
+        return max(0.0, min(suite, test, 1.0))
+
+    def _frames(self, longest: int) -> Execution | None:
+        """Take every whole frame off the buffer."""
+        at = 0
+        while len(self.buffer) - at >= 4:
+            (size,) = SIZE.unpack_from(self.buffer, at)
+            if not 1 <= size <= longest:
+                return self._end("malformed answer")
+            if len(self.buffer) - at < 4 + size:
+                break
+            kind, content = self.buffer[at + 4 : at + 5], bytes(self.buffer[at + 5 : at + 4 + size])
+            at += 4 + size
+            done = self._frame(bytes(kind), content)
+            if done is not None:
+                return done if at == len(self.buffer) or not done.complete else self._end("malformed answer")
+        del self.buffer[:at]
+        return None
+
+    def _frame(self, kind: bytes, content: bytes) -> Execution | None:
+        """Take one frame. Each kind comes once and in order, so that no forged frame can set a clock back."""
+        if kind == b"c" and not self.caged:
+            self.caged = True
+            return None
+        if kind == b"e" and self.caged and not self.ready:
+            return self._end(content[:80].decode("ascii", "replace"))
+        if kind == b"r" and self.caged and not self.ready:
+            self.ready = True
+            self._start_clock()
+            return None
+        if kind == b"t" and self.ready:
+            return self._batch(content)
+        if kind == b"d" and self.ready and self.right == self.job.num_tests:
+            return self._end("", end=content)
+        return self._end("malformed answer")
+
+    def _start_clock(self) -> None:
+        now = time.monotonic()
+        if now - self.mark > _LOOK_S:
+            self.delay_mark = run_delay(self.pid)
+        self.mark = now
+
+    def _batch(self, content: bytes) -> Execution | None:
+        before = self.right
+        self._start_clock()
+        self.right += self.checker.matches(self.right, content)
+        if self.right > before:
+            return self._answer_hash(content)
+        at = 0
+        while at < len(content):
+            size = SIZE.unpack_from(content, at)[0] if len(content) - at >= 4 else 0
+            raw = content[at + 4 : at + 4 + size]
+            at += 4 + size
+            if not raw or len(raw) < size or self.right >= self.job.num_tests:
+                return self._end("malformed answer")
+            right = self.checker.accepts(self.right, raw)
+            if right is None:
+                right = at == len(content) and self._in_full()
+            if not right:
+                what = raw[1:].decode("ascii", "replace") if raw[:1] == b"x" else "wrong answer"
+                return self._end(f"test {self.right}: {what}")
+            self.right += 1
+        return self._answer_hash(content) if self.right > before else self._end("malformed answer")
+
+    def _answer_hash(self, content: bytes) -> None:
+        """Let a child go on that waits after a hash; others never read, and a byte in their socket changes nothing."""
+        if content[-37:-32] == SIZE.pack(33) + b"h":
+            with contextlib.suppress(OSError):
+                self.sock.sendall(b"g")
+
+    def _in_full(self) -> bool:
+        """Ask for the large value whose hash just came, and return whether it is right; the program's clock stands."""
+        paused = time.monotonic()
+        self.sock.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            self.sock.sendall(b"n")
+            size = SIZE.unpack(self._read(4))[0]
+            if not 1 <= size <= MAX_FULL_BYTES:
+                return False
+            frame = self._read(size)
+        except (OSError, EOFError):
+            return False
+        right = frame[:1] == b"f" and self.checker.accepts_in_full(self.right, frame[1:])
+        self.started += time.monotonic() - paused
+        self._start_clock()
+        return right
+
+    def _read(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = self.sock.recv(min(size, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _end(self, detail: str, timed_out: bool = False, end: bytes = b"") -> Execution:
+        wall = time.monotonic() - self.started
+        delay = max(0.0, run_delay(self.pid) - self.delay_before) if wall > _LOOK_S else 0.0
+        times, flags = _measured(end, self.job.num_tests) if self.job.timed and end else ((), b"")
+        return Execution(
+            num_right=self.right,
+            complete=not detail,
+            timed_out=timed_out,
+            contended=delay > 0.2 * wall,
+            seconds=max(0.0, wall - delay),
+            detail=detail,
+            times_s=times,
+            flags=flags,
+        )
+
+
+def _measured(content: bytes, count: int) -> tuple[tuple[float, ...], bytes]:
+    times, flags = decode(content)
+    if len(times) != count or len(flags) != count:
+        raise Malformed("times")
+    return tuple(float(t) for t in times), bytes(flags)
+
+
+def run_delay(pid: int) -> float:
+    """Return the seconds a process was ready but waited for a core; 0 where the kernel does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def count_oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory."""
+    try:
+        return int(Path("/proc/vmstat").read_text().partition("oom_kill ")[2].split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0
