@@ -146,7 +146,9 @@ def _parse(path: Path, number: int, line: str, problems: dict[str, Problem]) -> 
 
 
 def prompt_of(problem: Problem) -> str:
-    """Return the text that EvalPlus puts before a `completion`: the problem's docstring."""
+    """Return the text that EvalPlus puts before a `completion`: MBPP's docstring, HumanEval's head of the function."""
+    if problem.problem_id.startswith("HumanEval/"):
+        return problem.text
     return f'"""\n{problem.text}\n{problem.asserts[0]}\n"""\n'
 
 

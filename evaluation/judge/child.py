@@ -42,7 +42,7 @@ ATOMS = SCALARS | {bytes}
 HASHED = {collections.Counter, collections.OrderedDict, collections.defaultdict}
 VIEWS = {type({}.keys()), type({}.items())}
 _dumps, _now, _write, _read, _exit = marshal.dumps, time.perf_counter, os.write, os.read, os._exit
-_pack, _cpu, _blake2b, _modules, _collect = SIZE.pack, time.process_time, _blake2.blake2b, sys.modules, gc.collect
+_pack, _cpu, _blake2b, _modules = SIZE.pack, time.process_time, _blake2.blake2b, sys.modules
 
 
 class Sink(io.StringIO):
@@ -155,9 +155,9 @@ def read_exactly(fd, size):
     return b"".join(parts)
 
 
-def send(fd, kind, payload):
-    """Write one frame."""
-    data = memoryview(_pack(len(payload) + 1) + kind + payload)
+def send(fd, kind, payload, last=b""):
+    """Write one frame; with `last`, which is one already, behind it."""
+    data = memoryview(_pack(len(payload) + 1) + kind + payload + last)
     while data:
         data = data[_write(fd, data) :]
 
@@ -168,16 +168,22 @@ def read_job(fd):
     return job, marshal.loads(read_exactly(fd, SIZE.unpack(read_exactly(fd, 4))[0]))
 
 
-def run_program(fd):
+def run_program(fd, own_filter):
     """Put on what a program wears, then run its suites, one job each, until no other comes."""
     job, inputs = read_job(fd)
     sys.__stdin__ = sys.__stdout__ = sys.__stderr__ = None
     sandbox.limit_child(job["memory"], CPU_S)
-    sandbox.install(sandbox.with_pid(CHILD_FILTER, os.getpid()))
+    own_filter.install(os.getpid())
     send(fd, b"c", b"")
     while run_suite(fd, job, inputs):
         job, inputs = read_job(fd)
-        _collect()
+
+
+def compiled(source, name):
+    """Return the code of a program, compiled once for both of its suites."""
+    if source not in CODE:
+        CODE[source] = compile(source, name, "exec", dont_inherit=True)
+    return CODE[source]
 
 
 def run_suite(fd, job, inputs):
@@ -191,9 +197,9 @@ def run_suite(fd, job, inputs):
     sys.setrecursionlimit(RECURSION)
     scope = {}
     try:
-        exec(compile(source, "<string>", "exec", dont_inherit=True), scope)
+        exec(compiled(source, "<string>"), scope)
         if setup:
-            exec(compile(setup, "<setup>", "exec", dont_inherit=True), scope)
+            exec(compiled(setup, "<setup>"), scope)
         function = None if job["expressions"] else scope[job["entry_point"]]
     except BaseException as e:
         send(fd, b"e", raised(e)[1:])
@@ -243,9 +249,11 @@ def run_tests(fd, job, function, inputs):
         if alone or size > BATCH_BYTES or _now() - started > FLUSH_S:
             send(fd, b"t", b"".join(batch))
             batch, size, started = [], 0, _now()
+    end = _dumps([times, bytes(flags)], 2) if timed else b""
     if batch:
-        send(fd, b"t", b"".join(batch))
-    send(fd, b"d", _dumps([times, bytes(flags)], 2) if timed else b"")
+        send(fd, b"t", b"".join(batch), _pack(len(end) + 1) + b"d" + end)
+    else:
+        send(fd, b"d", end)
 
 
 def receive(control):
@@ -270,7 +278,7 @@ def status_of(pid):
     return -1
 
 
-def serve(control):
+def serve(control, child_filter):
     """Fork a child for each socket that the parent hands over; tell its pid, reap it when the parent says so."""
     while True:
         message, fd = receive(control)
@@ -289,7 +297,7 @@ def serve(control):
                 sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)
                 control.close()
                 gc.enable()
-                run_program(fd)
+                run_program(fd, child_filter)
             except BaseException:
                 pass
             finally:
@@ -300,7 +308,6 @@ def serve(control):
 
 def main():
     """Put on the cage, then serve."""
-    global CHILD_FILTER
     files, site, stdlib, readable = sys.argv[2] == "landlock", sys.argv[3], sys.argv[4], sys.argv[5:]
     sys.argv[:] = [""]
     sandbox.require_x86_64()
@@ -319,13 +326,13 @@ def main():
     sandbox.drop_capabilities()
     sandbox.prctl(sandbox.PR_SET_DUMPABLE, 0)
     sandbox.limit_zygote()
-    sandbox.install(sandbox.zygote_filter())
-    CHILD_FILTER = sandbox.child_filter(files=landlock > 0)
+    sandbox.zygote_filter().install()
+    child_filter = sandbox.child_filter(files=landlock > 0)
     gc.collect()
     gc.freeze()
     gc.disable()
     CONTROL.send(_dumps({"seccomp": True, "landlock": landlock, "user": user}, 2))
-    serve(CONTROL)
+    serve(CONTROL, child_filter)
 
 
 def preload(numpy):
@@ -338,7 +345,7 @@ def preload(numpy):
         import numpy.fft, numpy.linalg, numpy.ma, numpy.polynomial, numpy.random
 
 
-CHILD_FILTER = b""
+CODE = {}
 PARENT = os.getppid()
 
 if __name__ == "__main__":

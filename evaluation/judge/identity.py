@@ -9,7 +9,9 @@ import ast
 import builtins
 import hashlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 MAX_BYTES = 1 << 14
 """Longer programs are the same only when their text is."""
@@ -20,11 +22,25 @@ _DYNAMIC = {
 }  # fmt: skip
 """Names that may see names."""
 _BUILTINS = frozenset(dir(builtins))
-_DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+_STATELESS = {
+    "math", "cmath", "re", "itertools", "collections", "functools", "heapq", "bisect", "string", "operator", "typing",
+    "fractions", "copy", "datetime", "statistics",
+}  # fmt: skip
+"""Modules without settings that an honest program would change."""
 
 
-def identity(source: str, kept: Iterable[str]) -> bytes:
-    """Return 20 bytes that are equal for programs of equal meaning, as far as this module can tell.
+@dataclass(frozen=True)
+class Reading:
+    """What the text of a program tells."""
+
+    digest: bytes
+    """20 bytes, equal for programs of equal meaning, as far as this module can tell."""
+    clean: bool
+    """It changes nothing that outlives its own definitions, so it may be run twice in one process."""
+
+
+def read(source: str, kept: Iterable[str]) -> Reading:
+    """Read a program.
 
     Args:
         source: the program.
@@ -32,106 +48,157 @@ def identity(source: str, kept: Iterable[str]) -> bytes:
     """
     text = source.strip().encode("utf-8", "surrogatepass")
     if len(text) > MAX_BYTES:
-        return _digest(b"text", text)
+        return Reading(_digest(b"text", text), clean=False)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a program's own text
             tree = ast.parse(source)
-        names = _Names(tree, kept)
-        return _digest(b"tree", "\0".join(_words(tree, names)).encode("utf-8", "surrogatepass"))
+        walk = _Walk(kept)
+        walk.walk(tree)
+        return Reading(_digest(b"tree", "\0".join(walk.told()).encode("utf-8", "surrogatepass")), walk.clean)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return _digest(b"text", text)
+        return Reading(_digest(b"text", text), clean=True)  # it never gets to run
 
 
 def _digest(kind: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(kind + content, digest_size=20).digest()
 
 
-class _Names:
-    """Which names of a program may be replaced, and by what: v0, v1, ... in order of appearance."""
+class _Walk:
+    """One pass over a tree: its words in prefix form, lists counted, so that different trees never read the same."""
 
-    def __init__(self, tree: ast.Module, kept_names: Iterable[str]) -> None:
-        self.found: dict[str, str] = {}
-        self.own: set[str] = set()
-        kept = set(kept_names)
-        self.observed = False
-        for node in ast.walk(tree):
-            self._see(node, kept)
-        self.own = {n for n in self.own - kept - _BUILTINS if not n.startswith("__")}
-        self.docstrings = not self.observed
+    def __init__(self, kept: Iterable[str]) -> None:
+        self.words: list[str] = []
+        self.names: list[int] = []
+        """Where in `words` a variable's name stands."""
+        self.docstrings: list[str] = []
+        """Each with where it stood."""
+        self.kept, self.own = set(kept), set[str]()
+        self.observed, self.clean = False, True
 
-    def _see(self, node: ast.AST, kept: set[str]) -> None:
-        match node:
-            case ast.Name(id=name, ctx=context):
-                self.observed |= name in _DYNAMIC or name.startswith("__")
-                if not isinstance(context, ast.Load):
-                    self.own.add(name)
-            case ast.arg(arg=name):
-                self.own.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                self.own.add(name)
-            case ast.ClassDef():  # its members are found by name, and it names itself
-                self.observed = True
-            case ast.Attribute(attr=name):
-                self.observed |= name.startswith("__") or name in _DYNAMIC
-            case ast.keyword(arg=None):  # f(**{"n": 1}) knows a parameter by its text
-                self.observed = True
-            case ast.keyword(arg=str(name)):
-                kept.add(name)
-            case ast.alias(name=name, asname=alias):
-                self.observed |= name.partition(".")[0] in _DYNAMIC or name == "*"
-                kept.update(filter(None, (name.partition(".")[0], alias)))
-            case ast.ExceptHandler(name=name):  # a NameError tells names
-                self.observed |= name is not None
-            case ast.MatchAs() | ast.MatchStar() | ast.MatchMapping() | ast.MatchClass():
-                self.observed = True
-            case _:
-                pass
+    def walk(self, tree: ast.Module) -> None:
+        """Read a whole tree."""
+        todo: list[Any] = [tree]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, ast.AST):
+                kind = type(node)
+                self.words.append(kind.__name__)
+                see = _SEEN.get(kind)
+                children = see(self, node) if see else [getattr(node, f, None) for f in kind._fields]
+                todo.extend(reversed(children))
+            elif isinstance(node, list):
+                self.words.append(f"[{len(node)}")
+                todo.extend(reversed(node))
+            else:
+                self.words.append(f"{type(node).__name__} {node!r}")
 
-    def of(self, name: str) -> str:
-        """Return the name that stands for `name`."""
-        if self.observed or name not in self.own:
-            return f"={name}"
-        return self.found.setdefault(name, f"v{len(self.found)}")
+    def told(self) -> list[str]:
+        """Return the words with own variables as v0, v1, ... in order of appearance, or everything where it is seen."""
+        if self.observed:
+            return [*self.words, *self.docstrings]
+        own = {n for n in self.own - self.kept - _BUILTINS if not n.startswith("__")}
+        new: dict[str, str] = {}
+        for at in self.names:
+            name = self.words[at]
+            self.words[at] = new.setdefault(name, f"v{len(new)}") if name in own else f"={name}"
+        return self.words
 
+    def named(self, name: str, own: bool) -> None:
+        """Take a variable's name, which is the program's own where it is bound."""
+        self.names.append(len(self.words))
+        self.words.append(name)
+        if own:
+            self.own.add(name)
 
-def _words(tree: ast.AST, names: _Names) -> list[str]:
-    """Return the tree in prefix form, children counted, so that different trees never read the same."""
-    words: list[str] = []
-    todo: list[object] = [tree]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.AST):
-            words.append(type(node).__name__)
-            children = [getattr(node, f, None) for f in node._fields]
-            if names.docstrings and isinstance(node, _DOCUMENTED):
-                children[node._fields.index("body")] = _undocumented(node.body)
-            if isinstance(node, ast.Name):
-                children[0] = _Word(names.of(node.id))
-            elif isinstance(node, ast.arg):
-                children[0] = _Word(names.of(node.arg))
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                children[0] = _Word(names.of(node.name))
-            elif isinstance(node, ast.Global | ast.Nonlocal):
-                children[0] = [_Word(names.of(n)) for n in node.names]
-            todo.extend(reversed(children))
-        elif isinstance(node, list):
-            words.append(f"[{len(node)}")
-            todo.extend(reversed(node))
-        elif isinstance(node, _Word):
-            words.append(node)
+    def name(self, node: ast.Name) -> list[Any]:
+        if node.id in _DYNAMIC or node.id.startswith("__"):
+            self.observed, self.clean = True, False
+        self.named(node.id, own=not isinstance(node.ctx, ast.Load))
+        return []
+
+    def arg(self, node: ast.arg) -> list[Any]:
+        self.named(node.arg, own=True)
+        return [node.annotation]
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Any]:
+        self.named(node.name, own=True)
+        return [node.args, self.body(node.body), node.decorator_list, node.returns]
+
+    def body(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        """Return a body without its docstring."""
+        match body:
+            case [ast.Expr(value=ast.Constant(value=str(text))), *rest]:
+                self.docstrings.append(f"{len(self.words)} {text!r}")
+                return rest
+        return body
+
+    def module(self, node: ast.Module) -> list[Any]:
+        return [self.body(node.body)]
+
+    def class_(self, node: ast.ClassDef) -> list[Any]:
+        self.observed = True  # its members are found by name, and it names itself
+        return [node.name, node.bases, node.keywords, node.body, node.decorator_list]
+
+    def attribute(self, node: ast.Attribute) -> list[Any]:
+        if node.attr in _DYNAMIC or node.attr.startswith("__"):
+            self.observed, self.clean = True, False
+        self.clean &= isinstance(node.ctx, ast.Load)
+        return [node.value, node.attr]
+
+    def keyword(self, node: ast.keyword) -> list[Any]:
+        if node.arg is None:  # f(**{"n": 1}) knows a parameter by its text
+            self.observed = True
         else:
-            words.append(f"{type(node).__name__} {node!r}")
-    return words
+            self.kept.add(node.arg)
+        return [node.arg, node.value]
+
+    def alias(self, node: ast.alias) -> list[Any]:
+        self.observed |= node.name.partition(".")[0] in _DYNAMIC or node.name == "*"
+        self.kept.update(filter(None, (node.name.partition(".")[0], node.asname)))
+        return [node.name, node.asname]
+
+    def imported(self, node: ast.Import) -> list[Any]:
+        self.clean &= all(a.name.partition(".")[0] in _STATELESS for a in node.names)
+        return [node.names]
+
+    def imported_from(self, node: ast.ImportFrom) -> list[Any]:
+        self.clean &= (node.module or "").partition(".")[0] in _STATELESS
+        return [node.module, node.names, node.level]
+
+    def declared(self, node: ast.Global | ast.Nonlocal) -> list[Any]:
+        self.words.append(f"[{len(node.names)}")
+        for name in node.names:
+            self.named(name, own=False)
+        return []
+
+    def caught(self, node: ast.ExceptHandler) -> list[Any]:
+        self.observed |= node.name is not None  # a NameError tells names
+        self.clean = False
+        return [node.type, node.name, node.body]
+
+    def matched(self, node: ast.AST) -> list[Any]:
+        self.observed = True
+        return [getattr(node, f, None) for f in node._fields]
 
 
-class _Word(str):
-    """A name that has been looked at."""
-
-
-def _undocumented(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return a body without its docstring."""
-    match body:
-        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
-            return rest
-    return body
+_SEEN: dict[type, Callable[[_Walk, Any], list[Any]]] = {
+    ast.Name: _Walk.name,
+    ast.arg: _Walk.arg,
+    ast.FunctionDef: _Walk.function,
+    ast.AsyncFunctionDef: _Walk.function,
+    ast.Module: _Walk.module,
+    ast.ClassDef: _Walk.class_,
+    ast.Attribute: _Walk.attribute,
+    ast.keyword: _Walk.keyword,
+    ast.alias: _Walk.alias,
+    ast.Import: _Walk.imported,
+    ast.ImportFrom: _Walk.imported_from,
+    ast.Global: _Walk.declared,
+    ast.Nonlocal: _Walk.declared,
+    ast.ExceptHandler: _Walk.caught,
+    ast.MatchAs: _Walk.matched,
+    ast.MatchStar: _Walk.matched,
+    ast.MatchMapping: _Walk.matched,
+    ast.MatchClass: _Walk.matched,
+}

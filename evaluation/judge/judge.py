@@ -10,12 +10,12 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from evaluation.judge.identity import identity
+from evaluation.judge.batch import Batch, Case, Key, Result, TryAlone
+from evaluation.judge.identity import read
 from evaluation.judge.jobs import Execution, JudgeFailed, OutOfMemory, memory_limit
 from evaluation.judge.lanes import Lane, Lanes
 from evaluation.judge.references import ReferenceFailed
@@ -32,8 +32,6 @@ MAX_KNOWN = 200_000
 """Verdicts kept in this process."""
 Suites = Literal["reward", "score", "both"]
 """`reward`: the asserts; `both`: base and plus whatever comes; `score`: plus only after base has passed."""
-Key = tuple[str, bytes]
-"""Problem and program."""
 
 
 class Judge:
@@ -93,35 +91,39 @@ class Judge:
         Raises:
             KeyError: a program of an unknown problem.
         """
-        same: dict[tuple[str, str], Key] = {}
+        same: dict[tuple[str, str], Case] = {}
         for p in programs:
             if (p.problem_id, p.source) not in same:
-                same[p.problem_id, p.source] = p.problem_id, identity(p.source, self._kept_names(p.problem_id))
-        keys = [same[p.problem_id, p.source] for p in programs]
-        distinct = dict(zip(reversed(keys), reversed(programs), strict=True))  # the first of its kind runs
+                same[p.problem_id, p.source] = self._read(p)
+        cases = [same[p.problem_id, p.source] for p in programs]
+        distinct = {c.key: c for c in reversed(cases)}  # the first of its kind runs
         self._recall(distinct)
-        missing = {k: p for k, p in distinct.items() if k not in self.known}
-        batch = _Batch({k: self.known[k] for k in distinct if k in self.known}, len(distinct), progress)
+        missing = [c for c in distinct.values() if c.key not in self.known]
+        batch = Batch({k: self.known[k] for k in distinct if k in self.known}, len(distinct), progress)
         try:
-            self._load({k[0] for k in missing})
-            order = sorted(missing.items(), key=lambda i: (-self._cost_s(i[0][0]), i[0]))  # the longest first
-            again: list[tuple[Key, Program]] = []
-            self.lanes.each(order, functools.partial(self._judge_beside_others, batch, again))
-            for key, program in sorted(again):  # alone: nothing of ours runs beside it
-                self._done(batch, key, self._judge_one(self.lanes.first, program, alone=True))
+            self._load({c.problem_id for c in missing})
+            missing.sort(key=lambda c: (-self._cost_s(c.problem_id), c.key))  # the longest first
+            again: list[Case] = []
+            self.lanes.each(missing, functools.partial(self._judge_beside_others, batch, again))
+            for case in sorted(again, key=lambda c: c.key):  # alone: nothing of ours runs beside it
+                self._done(batch, case.key, self._judge_one(self.lanes.first, case, alone=True))
         finally:
             if self.remembered is not None:
                 self.remembered.flush()
         self._forget()
-        return [batch.verdicts[k] for k in keys]
+        return [batch.verdicts[c.key] for c in cases]
 
-    def _judge_beside_others(self, batch: "_Batch", again: list[Any], lane: Lane, item: tuple[Key, Program]) -> None:
+    def _read(self, program: Program) -> Case:
+        reading = read(program.source, self._kept_names(program.problem_id))
+        return Case((program.problem_id, reading.digest), program.problem_id, program.source, reading.clean)
+
+    def _judge_beside_others(self, batch: Batch, again: list[Case], lane: Lane, case: Case) -> None:
         try:
-            self._done(batch, item[0], self._judge_one(lane, item[1], alone=False))
-        except _TryAlone:
-            again.append(item)
+            self._done(batch, case.key, self._judge_one(lane, case, alone=False))
+        except TryAlone:
+            again.append(case)
 
-    def _done(self, batch: "_Batch", key: Key, verdict: Verdict) -> None:
+    def _done(self, batch: Batch, key: Key, verdict: Verdict) -> None:
         batch.done(key, verdict)
         if verdict.errored:
             return
@@ -131,7 +133,7 @@ class Judge:
         if self.remembered is not None and remembered is not None:
             self.remembered.add(remembered, verdict)
 
-    def _recall(self, distinct: dict[Key, Program]) -> None:
+    def _recall(self, distinct: Iterable[Key]) -> None:
         """Take over what earlier processes have found."""
         if self.remembered is None:
             return
@@ -175,20 +177,20 @@ class Judge:
 
         self.lanes.each(lacking, load)
 
-    def _judge_one(self, lane: Lane, program: Program, alone: bool) -> Verdict:
-        problem, names = self.problems[program.problem_id], self._names(program.problem_id)
-        found = self._run(lane, problem, names, program.source, alone)
-        if len(found) == 2 and found[1].outcome is Outcome.FAIL:
+    def _judge_one(self, lane: Lane, case: Case, alone: bool) -> Verdict:
+        names = self._names(case.problem_id)
+        found = self._run(lane, case, names, alone)
+        if len(found) == 2 and found[1].outcome is Outcome.FAIL and not (case.clean and found[1].by_value):
             # Base and plus ran in one process; EvalPlus starts another, which a failure may not depend on.
-            found[1:] = self._run(lane, problem, names[1:], program.source, alone)
+            found[1:] = self._run(lane, case, names[1:], alone)
         elif len(found) < len(names) and self.suites == "score":
             skipped = Outcome.HARNESS_ERROR if found[0].outcome is Outcome.HARNESS_ERROR else Outcome.FAIL
-            found.append(_Result(skipped, None, "plus: not run"))
+            found.append(Result(skipped, None, "plus: not run"))
         elif len(found) < len(names):
-            found += self._run(lane, problem, names[1:], program.source, alone)
-        runs = [r.run for r in found if r.run]
+            found += self._run(lane, case, names[1:], alone)
+        runs, problem = [r.run for r in found if r.run], self.problems[case.problem_id]
         return Verdict(
-            problem_id=program.problem_id,
+            problem_id=case.problem_id,
             base=found[0].outcome,
             plus=found[1].outcome if len(found) > 1 else None,
             tests_passed=sum(r.num_right for r in runs),
@@ -197,49 +199,51 @@ class Judge:
             detail="; ".join(r.detail for r in found if r.detail),
         )
 
-    def _run(self, lane: Lane, problem: Problem, names: Sequence[str], source: str, alone: bool) -> list["_Result"]:
-        """Run suites in one child until one is not right; a failure of the harness is tried again.
+    def _run(self, lane: Lane, case: Case, names: Sequence[str], alone: bool) -> list[Result]:
+        """Run suites in one child as far as that decides them; a failure of the harness is tried again.
 
         Raises:
-            _TryAlone: the program ran out of time or memory while others ran beside it.
+            TryAlone: the program ran out of time or memory while others ran beside it.
         """
         detail = ""
         for _ in range(TRIES):
             try:
-                return self._run_once(lane, problem, names, source, alone)
+                return self._run_once(lane, case, names, alone)
             except OutOfMemory as e:
                 if not alone:
-                    raise _TryAlone from e
+                    raise TryAlone from e
                 detail = f"judge: {e}"
             except JudgeFailed as e:
                 detail = f"judge: {e}"
                 lane.close()
             except ReferenceFailed as e:
-                return [_Result(Outcome.HARNESS_ERROR, None, f"judge: {e}")]
-        return [_Result(Outcome.HARNESS_ERROR, None, detail)]
+                return [Result(Outcome.HARNESS_ERROR, None, f"judge: {e}")]
+        return [Result(Outcome.HARNESS_ERROR, None, detail)]
 
-    def _run_once(
-        self, lane: Lane, problem: Problem, names: Sequence[str], source: str, alone: bool
-    ) -> list["_Result"]:
-        zygote = lane.zygote("numpy" in source or "numpy" in problem.reference)
-        found: list[_Result] = []
+    def _run_once(self, lane: Lane, case: Case, names: Sequence[str], alone: bool) -> list[Result]:
+        problem = self.problems[case.problem_id]
+        zygote = lane.zygote("numpy" in case.source or "numpy" in problem.reference)
+        found: list[Result] = []
         with zygote.child(self.memory_bytes if alone else self.shared_bytes) as child:
             for name in names:
                 suite = self._suite(problem, name)
-                job, checker = suite.job(zygote, source)
+                job, checker = suite.job(zygote, case.source)
                 run = child.run(job, checker)
                 if run.complete:
-                    found.append(_Result(Outcome.PASS, run, ""))
+                    found.append(Result(Outcome.PASS, run, ""))
                     continue
                 if run.timed_out and suite.relax(zygote, job):
                     break
-                if not alone and ((run.timed_out and run.contended) or self._starved(run, source)):
-                    raise _TryAlone
+                if not alone and ((run.timed_out and run.contended) or self._starved(run, case.source)):
+                    raise TryAlone
                 outcome = Outcome.TIMEOUT if run.timed_out else Outcome.FAIL
-                return [*found, _Result(outcome, run, f"{name}: {run.detail}")]
+                found.append(Result(outcome, run, f"{name}: {run.detail}"))
+                goes_on = name != names[-1] and self.suites == "both" and case.clean and found[-1].by_value
+                if not (goes_on and child.settles()):
+                    return found
             else:
                 return found
-        return found + self._run_once(lane, problem, names[len(found) :], source, alone)
+        return found + self._run_once(lane, case, names[len(found) :], alone)
 
     def _starved(self, run: Execution, source: str) -> bool:
         """Say whether a program may have failed for the memory that it had to share; it gets EvalPlus's, alone."""
@@ -288,33 +292,3 @@ class Judge:
         wrong = zygote.run(*suite.job(zygote, "def double(x):\n    return x + 2\n"))
         if not right.complete or wrong.complete:
             raise RuntimeError(f"the judge cannot tell right from wrong: {right.detail!r}, {wrong.detail!r}")
-
-
-class _TryAlone(Exception):
-    """Load decided, not the program: it is judged again when nothing else of ours runs."""
-
-
-@dataclass(frozen=True)
-class _Result:
-    """What one suite came to."""
-
-    outcome: Outcome
-    run: Execution | None
-    detail: str
-
-
-class _Batch:
-    """The verdicts of one call, as they come."""
-
-    def __init__(self, verdicts: dict[Key, Verdict], total: int, progress: Callable[[int, int], None] | None) -> None:
-        self.verdicts, self.total, self.progress = verdicts, total, progress
-        self.lock = threading.Lock()
-        if progress and verdicts:
-            progress(len(verdicts), total)
-
-    def done(self, key: Key, verdict: Verdict) -> None:
-        """Keep a verdict."""
-        with self.lock:
-            self.verdicts[key] = verdict
-            if self.progress:
-                self.progress(len(self.verdicts), self.total)

@@ -2,7 +2,8 @@
 
 Kept as they are, because the verdicts are the reference: the tolerance that, once a float is expected, stays for the
 rest of the suite; the eight problems compared as sets; the three that only ask for something that is not None; the
-alternative formulas. Deliberately different: an object with its own `__eq__` never reaches the comparison.
+alternative formulas. Deliberately different: an object with its own `__eq__` never reaches the comparison; and a root
+that HumanEval/32's rule accepts counts, which 0.3.1 forgets (evalplus pull request 201: there even its reference fails).
 """
 
 import math
@@ -17,6 +18,7 @@ from evalplus.eval._special_oracle import (
     MBPP_OUTPUT_NOT_NONE_TASKS,
     MBPP_OUTPUT_SET_EQ_TASKS,
     _digit_distance_nums,
+    _poly,
     _surface_Area,
 )
 
@@ -54,7 +56,7 @@ class Comparison:
     def __init__(
         self,
         entry_point: str,
-        special: bool,
+        family: str,
         atol: float,
         inputs: Sequence[Any],
         expected: Sequence[bytes],
@@ -64,13 +66,16 @@ class Comparison:
 
         Args:
             entry_point: decides the special rules, as in EvalPlus.
-            special: whether the problem is MBPP's, so that special rules apply.
+            family: `Mbpp` or `HumanEval`, whose special rules apply; anything else has none.
             atol: absolute tolerance of the problem; 0 becomes 1e-6 once a float is expected.
             inputs: argument tuples.
             expected: the reference's values: kind byte and bytes, large ones as hashes.
             flags: of each expected value.
         """
-        self.entry_point, self.atol = entry_point if special else "", atol
+        self.entry_point, self.atol = entry_point if family == "Mbpp" else "", atol
+        self.is_root = family == "HumanEval" and entry_point == "find_zero"
+        if self.is_root:
+            flags = bytes(len(flags))  # any root will do, and EvalPlus checks the reference's as well
         self.inputs, self.expected, self.flags = inputs, expected, flags
         self.not_none = self.entry_point in MBPP_OUTPUT_NOT_NONE_TASKS
         self.first_floats = next((i for i, f in enumerate(flags) if f & FLOATS), len(flags))
@@ -142,6 +147,8 @@ class Comparison:
             if tolerance == 0:
                 return False
         value, right = decode(raw), decode(expected)
+        if self.is_root:
+            return bool(abs(_poly(*self.inputs[index], value)) <= self.atol)
         exact = self._exact(index, value, right)
         return exact or (tolerance != 0 and is_close(value, right, tolerance))
 

@@ -44,10 +44,13 @@ def _call(result: int, what: str) -> int:
     return result
 
 
+_prctl = _libc.prctl
+_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
+
+
 def prctl(option: int, value: int = 0) -> None:
     """Set one process attribute (prctl(2) with one argument)."""
-    zero = ctypes.c_ulong(0)
-    _call(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero), f"prctl {option}")
+    _call(_prctl(option, value, None, 0, 0), f"prctl {option}")
 
 
 # System calls by x86_64 number. First what CPython needs to compute, read its library and answer.
@@ -118,10 +121,10 @@ def _when(number: int, body: Sequence[Instruction]) -> list[Instruction]:
     return [(_EQUAL, 0, len(body), number), *body]
 
 
-def zygote_filter() -> bytes:
+def zygote_filter() -> "Filter":
     """Allow computing and forking; what a program never needs in any form fails from here on, with EPERM."""
     anonymous = [_argument(4), (_EQUAL, 0, 3, 0), _argument(4, high=True), (_EQUAL, 0, 1, 0), _ALLOWED, _refused()]
-    return _assemble(
+    return _assembled(
         [
             *_head(),
             *_one_of(COMPUTING.values(), _ALLOWED),
@@ -141,8 +144,8 @@ def zygote_filter() -> bytes:
 _PID_MARK = 0x5EED5EED
 
 
-def child_filter(files: bool) -> bytes:
-    """Take away forking, and signals to others; stacked on the zygote's filter. For `with_pid`.
+def child_filter(files: bool) -> "Filter":
+    """Take away forking, and signals to others; stacked on the zygote's filter.
 
     Args:
         files: whether reading files is allowed: only where landlock says which.
@@ -151,7 +154,7 @@ def child_filter(files: bool) -> bytes:
     only_read = [_argument(2), (_SET, 1, 0, _WRITES), _ALLOWED, _refused()]
     only_get = [_argument(2), (_EQUAL, 0, 3, 0), _argument(2, high=True), (_EQUAL, 0, 1, 0), _ALLOWED, _refused()]
     only_thread = [_argument(0), (_SET, 0, 2, _CLONE_THREAD), (_SET, 1, 0, _CLONE_OTHER), _ALLOWED, _refused()]
-    return _assemble(
+    return _assembled(
         [
             *_head(),
             *_one_of(FORKING.values(), _refused()),
@@ -165,17 +168,12 @@ def child_filter(files: bool) -> bytes:
     )
 
 
-def with_pid(code: bytes, pid: int) -> bytes:
-    """Return a child's filter for the child of this pid."""
-    return code.replace(struct.pack("<I", _PID_MARK), struct.pack("<I", pid))
-
-
-def _assemble(instructions: Sequence[Instruction]) -> bytes:
-    return b"".join(struct.pack("<HBBI", c, t, f, k & 0xFFFFFFFF) for c, t, f, k in instructions)
+def _assembled(instructions: Sequence[Instruction]) -> "Filter":
+    return Filter(b"".join(struct.pack("<HBBI", c, t, f, k & 0xFFFFFFFF) for c, t, f, k in instructions))
 
 
 class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
 def require_x86_64() -> None:
@@ -188,16 +186,26 @@ def require_x86_64() -> None:
         raise CageMissing(errno.ENOSYS, f"no seccomp filter for {platform.system()} {platform.machine()} is written")
 
 
-def install(code: bytes) -> None:
-    """Install a seccomp filter for good.
+class Filter:
+    """A seccomp filter in memory, so that a child has little left to do; every page that it touches is copied."""
 
-    Raises:
-        CageMissing: the kernel has no seccomp.
-    """
-    program = _Program(len(code) // 8, code)
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    zero, mode = ctypes.c_ulong(0), ctypes.c_ulong(2)
-    _call(_libc.prctl(ctypes.c_int(PR_SET_SECCOMP), mode, ctypes.byref(program), zero, zero), "seccomp")
+    def __init__(self, code: bytes) -> None:
+        self.buffer = ctypes.create_string_buffer(code, len(code))
+        self.program = _Program(len(code) // 8, ctypes.addressof(self.buffer))
+        self.address = ctypes.addressof(self.program)
+        mark = struct.pack("<I", _PID_MARK)
+        self.marks = [i for i in range(0, len(code), 4) if code[i : i + 4] == mark]
+
+    def install(self, pid: int = 0) -> None:
+        """Install it for good, in the process of this pid where it names one.
+
+        Raises:
+            CageMissing: the kernel has no seccomp.
+        """
+        for at in self.marks:
+            struct.pack_into("<I", self.buffer, at, pid)
+        _call(_prctl(PR_SET_NO_NEW_PRIVS, 1, None, 0, 0), "no_new_privs")
+        _call(_prctl(PR_SET_SECCOMP, 2, self.address, 0, 0), "seccomp")
 
 
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3

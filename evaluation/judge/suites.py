@@ -122,11 +122,11 @@ class Inputs:
 
     def __init__(self, problem: Problem, raw_inputs: Any, cache: Path | None) -> None:
         self.problem = problem
-        self.special = problem.problem_id.startswith("Mbpp/")
+        self.family = problem.problem_id.partition("/")[0]
         self.inputs = [tuple(i) for i in deserialize.inputs(problem.problem_id, raw_inputs)]
         self.raw_inputs = marshal.dumps(self.inputs, 2)
-        self.as_set = self.special and compared_as_set(problem.entry_point)
-        self.not_none = self.special and compared_with_none(problem.entry_point)
+        self.as_set = self.family == "Mbpp" and compared_as_set(problem.entry_point)
+        self.not_none = self.family == "Mbpp" and compared_with_none(problem.entry_point)
         self.size = len(self.inputs)
         self.stored = Stored(problem, self.raw_inputs, self.size, self.as_set, self.not_none, cache)
         self.lock = threading.Lock()
@@ -155,7 +155,7 @@ class Inputs:
 
     def _comparison(self, reference: Reference) -> Comparison:
         p = self.problem
-        return Comparison(p.entry_point, self.special, p.atol, self.inputs, reference.values, reference.flags)
+        return Comparison(p.entry_point, self.family, p.atol, self.inputs, reference.values, reference.flags)
 
     def job(self, zygote: Zygote, source: str) -> tuple[Job, Checker]:
         """Return the job under the limits that follow from the reference's times."""
@@ -184,8 +184,7 @@ class Inputs:
         digest = self.stored.digest
         if digest is None:
             return None
-        entry_point = self.problem.entry_point if self.special else ""
-        words = f"{self.problem.entry_point} {entry_point} {self.problem.atol!r}".encode()
+        words = f"{self.family} {self.problem.entry_point} {self.problem.atol!r}".encode()
         return digest + self.stored.key + hashlib.sha256(words).digest()
 
     @property

@@ -17,6 +17,7 @@ from evaluation.judge.wire import Malformed, decode
 ANSWER_TIMEOUT_S = 60.0
 MAX_FRAME_BYTES, MAX_FULL_BYTES = 1 << 20, 1 << 30
 ENDED = "ended without an answer"
+_SETTLE_S = 0.005
 _LOOK_S = 0.05
 """Below this the clock is not worth a look at the scheduler's statistics."""
 
@@ -113,9 +114,33 @@ class Watch:
             at += 4 + size
             done = self._frame(bytes(kind), content)
             if done is not None:
-                return done if at == len(self.buffer) or not done.complete else self._end("malformed answer")
+                del self.buffer[:at]
+                return done if not self.buffer or not done.complete else self._end("malformed answer")
         del self.buffer[:at]
         return None
+
+    def settles(self) -> bool:
+        """After a wrong value: say whether the child is through with its other tests already, and waits for a job."""
+        while True:
+            at = 0
+            while len(self.buffer) - at >= 4:
+                (size,) = SIZE.unpack_from(self.buffer, at)
+                if not 1 <= size <= MAX_FRAME_BYTES:
+                    return False
+                if len(self.buffer) - at < 4 + size:
+                    break
+                kind, at = self.buffer[at + 4 : at + 5], at + 4 + size
+                if kind != b"t":
+                    return kind == b"d" and at == len(self.buffer)
+            del self.buffer[:at]
+            self.sock.settimeout(_SETTLE_S)
+            try:
+                part = self.sock.recv(1 << 18)
+            except OSError:
+                return False
+            if not part:
+                return False
+            self.buffer += part
 
     def _frame(self, kind: bytes, content: bytes) -> Execution | None:
         """Take one frame. Each kind comes once and in order, so that no forged frame can set a clock back."""

@@ -137,19 +137,20 @@ class Zygote:
 
 
 class Child:
-    """One forked process: it runs one program's suites, one after the other, as long as each is right to its end."""
+    """One forked process: it runs one program's suites, one after the other."""
 
     def __init__(self, zygote: Zygote, pid: int, sock: socket.socket, memory_bytes: int) -> None:
         self.zygote, self.pid, self.sock, self.memory_bytes = zygote, pid, sock, memory_bytes
         self.used = self.reaped = False
+        self.watch: Watch | None = None
 
     def run(self, job: Job, checker: Checker) -> Execution:
-        """Run one job; another may follow only if this one is complete.
+        """Run one job; another may follow if this one is complete, or `settles`.
 
         Raises:
             JudgeFailed: no fault of the program.
         """
-        watch = Watch(self.pid, self.sock, job, checker, caged=self.used)
+        self.watch = watch = Watch(self.pid, self.sock, job, checker, caged=self.used)
         self.used = True
         found = watch.watch(self.memory_bytes)
         if found is not None:
@@ -161,6 +162,10 @@ class Child:
         except OutOfMemory:
             self.zygote.oom_kills = count_oom_kills()
             raise
+
+    def settles(self) -> bool:
+        """After a job that was not right: say whether the child waits for another already."""
+        return not self.reaped and self.watch is not None and self.watch.settles()
 
 
 def _numpy_site() -> str:

@@ -1,4 +1,4 @@
-"""Fetch a data set to a file: `python -m evaluation.problems.download mbpp|mbpp_plus OUT`, run as a child.
+"""Fetch a data set to a file: `python -m evaluation.problems.download NAME OUT`, run as a child.
 
 Prints the revision. Guarantees nothing about the content (the caller checks it) and has no time limit of its own (the
 caller has one). An unreachable hub is reported after one quick probe; what is in the local cache is used all the same.
@@ -44,11 +44,22 @@ def download_mbpp_plus(out: Path) -> str:
     return f"{MBPP_PLUS_VERSION} {mbpp.get_mbpp_plus_hash(version=MBPP_PLUS_VERSION)}"
 
 
+def download_humaneval_plus(out: Path) -> str:
+    """Copy EvalPlus's own HumanEval+ file (its cache, else its release) to `out`; return the version."""
+    from evalplus.data import humaneval
+
+    shutil.copyfile(humaneval._ready_human_eval_plus_path(), out)
+    return f"{humaneval.HUMANEVAL_PLUS_VERSION} {humaneval.get_human_eval_plus_hash()}"
+
+
+DOWNLOADS = {"mbpp": download_mbpp, "mbpp_plus": download_mbpp_plus, "humaneval_plus": download_humaneval_plus}
+
+
 def main(argv: list[str]) -> int:
     """Run one download; the last line of stdout is the revision, of stderr the reason of a failure."""
     name, out = argv
     try:
-        revision = {"mbpp": download_mbpp, "mbpp_plus": download_mbpp_plus}[name](Path(out))
+        revision = DOWNLOADS[name](Path(out))
     except Exception as error:  # noqa: BLE001 - the boundary: one line for the caller, whatever the library raised
         while error.__cause__ is not None:  # libraries wrap the reason: "an error occurred"
             error = error.__cause__

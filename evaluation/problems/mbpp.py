@@ -35,7 +35,11 @@ MBPP_PLUS_CONTENT = "b3470cff843a55fbdfce251a9fcb35af2f50a3b063f10cd7c60f26a3f86
 """`_hash_mbpp_plus` of v0.2.0."""
 MBPP_PLUS_RELEASED = "b54e762755248ca411b523c917fa9f93c07b5ff2966bf60b3917b853926a3dad"
 """sha256 of the released v0.2.0 file (EvalPlus's md5 ee43ecabebf20deef4bb776a405ac5b1), accepted by its bytes."""
-RIGHT_FILE = {"mbpp": "MBPP's mbpp.jsonl (974 problems)", "mbpp_plus": "MbppPlus v0.2.0 (378 problems)"}
+RIGHT_FILE = {
+    "mbpp": "MBPP's mbpp.jsonl (974 problems)",
+    "mbpp_plus": "MbppPlus v0.2.0 (378 problems)",
+    "humaneval_plus": "HumanEvalPlus v0.1.10 (164 problems)",
+}
 DOWNLOAD_TIMEOUT_S = 600
 
 log = logging.getLogger(__name__)
@@ -59,11 +63,11 @@ def load_mbpp(path: str | None = None) -> Loaded:
         InputError: the file is not there or is not MBPP.
         MachineError: no file was given and the hub cannot be reached.
     """
-    rows, sha256, revision = _read("mbpp", path)
-    _check_rows("mbpp", path, rows, ("task_id", "text", "code", "test_list", "test_setup_code"), MBPP_ROWS)
+    rows, sha256, revision = read_rows("mbpp", path)
+    check_rows("mbpp", path, rows, ("task_id", "text", "code", "test_list", "test_setup_code"), MBPP_ROWS)
     found = _try_hash(_hash_mbpp, rows)
     if found != MBPP_CONTENT:
-        _refuse("mbpp", path, f"its {MBPP_ROWS} problems differ from MBPP's (content {found[:12]})")
+        refuse("mbpp", path, f"its {MBPP_ROWS} problems differ from MBPP's (content {found[:12]})")
     return Loaded(tuple(_mbpp_problem(r) for r in _ascending(rows)), sha256, revision)
 
 
@@ -74,12 +78,12 @@ def load_mbpp_plus(path: str | None = None) -> Loaded:
         InputError: the file is not there or is not v0.2.0.
         MachineError: no file was given and EvalPlus's release cannot be reached.
     """
-    rows, sha256, revision = _read("mbpp_plus", path)
+    rows, sha256, revision = read_rows("mbpp_plus", path)
     needed = ("task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol", "assertion")
-    _check_rows("mbpp_plus", path, rows, needed, MBPP_PLUS_ROWS)
+    check_rows("mbpp_plus", path, rows, needed, MBPP_PLUS_ROWS)
     found = _try_hash(_hash_mbpp_plus, rows)
     if found != MBPP_PLUS_CONTENT and sha256 != MBPP_PLUS_RELEASED:
-        _refuse("mbpp_plus", path, f"its ids, entry points or tests differ from v0.2.0 (content {found[:12]})")
+        refuse("mbpp_plus", path, f"its ids, entry points or tests differ from v0.2.0 (content {found[:12]})")
     return Loaded(tuple(_mbpp_plus_problem(r) for r in _ascending(rows)), sha256, revision)
 
 
@@ -106,7 +110,7 @@ def find_entry_point(asserts: Sequence[str]) -> str:
     return next((c for c in common if not hasattr(builtins, c)), common[0])
 
 
-def _read(field: str, path: str | None) -> tuple[list[dict[str, Any]], str, str]:
+def read_rows(field: str, path: str | None) -> tuple[list[dict[str, Any]], str, str]:
     """Return rows, sha256 of the (unpacked) file and revision."""
     if path is not None:
         file = Path(path).expanduser()
@@ -144,31 +148,31 @@ def _read_jsonl(field: str, path: Path) -> tuple[list[dict[str, Any]], str]:
         data = gzip.decompress(data) if path.suffix == ".gz" else data
         rows = [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
     except (OSError, ValueError, EOFError, zlib.error) as error:
-        _refuse(field, str(path), f"not a file of JSON lines ({error})")
+        refuse(field, str(path), f"not a file of JSON lines ({error})")
     if not all(isinstance(r, dict) for r in rows):
-        _refuse(field, str(path), "not one JSON object a line")
+        refuse(field, str(path), "not one JSON object a line")
     return rows, hashlib.sha256(data).hexdigest()
 
 
-def _check_rows(
+def check_rows(
     field: str, path: str | None, rows: Sequence[Mapping[str, Any]], needed: Sequence[str], expected: int
 ) -> None:
     if len(rows) == 399 and field == "mbpp_plus":
-        _refuse(field, path, "399 problems: this is v0.1.0, whose split would be 314/399/261 and not 320/378/276")
+        refuse(field, path, "399 problems: this is v0.1.0, whose split would be 314/399/261 and not 320/378/276")
     if len(rows) != expected:
-        _refuse(field, path, f"{len(rows)} problems and not {expected}")
+        refuse(field, path, f"{len(rows)} problems and not {expected}")
     for i, row in enumerate(rows):
         missing = [k for k in needed if k not in row]
         if missing:
-            _refuse(field, path, f"row {i + 1} has no '{missing[0]}'")
+            refuse(field, path, f"row {i + 1} has no '{missing[0]}'")
 
 
-def _refuse(field: str, path: str | None, reason: str) -> NoReturn:
+def refuse(field: str, path: str | None, reason: str) -> NoReturn:
     raise InputError(field, path or "download", reason, f"use {RIGHT_FILE[field]}")
 
 
 def _flag(field: str) -> str:
-    return "--" + field.replace("_", "-")
+    return "--problems" if field == "humaneval_plus" else "--" + field.replace("_", "-")
 
 
 def _ascending(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

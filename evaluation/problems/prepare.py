@@ -9,6 +9,7 @@ from typing import Literal
 from evaluation.contamination import Contamination, find_contamination
 from evaluation.errors import InputError
 from evaluation.files import write_text
+from evaluation.problems.humaneval import load_humaneval_plus
 from evaluation.problems.mbpp import Loaded, load_mbpp, load_mbpp_plus
 from evaluation.problems.toy import generate
 from evaluation.records import Problem, Record
@@ -19,8 +20,8 @@ class Benchmark(Record):
     """What a checkpoint can be scored on."""
 
     name: str
-    training: Literal["mbpp", "toy"]
-    """Training benchmark whose split holds it out."""
+    training: Literal["mbpp", "toy"] | None
+    """Training benchmark whose split holds it out; None: it is scored only."""
     num_problems: int
     has_plus: bool
     """Whether it has a second, larger suite."""
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     for b in (
         Benchmark(name="mbpp_plus", training="mbpp", num_problems=378, has_plus=True),
         Benchmark(name="mbpp_test276", training="mbpp", num_problems=276, has_plus=False),
+        Benchmark(name="humaneval_plus", training=None, num_problems=164, has_plus=True),
         Benchmark(name="toy_plus", training="toy", num_problems=128, has_plus=True),
     )
 }
@@ -109,7 +111,11 @@ def prepare(
 
 
 def load_benchmark(
-    name: str, mbpp: str | None = None, mbpp_plus: str | None = None, data_seed: int = 0
+    name: str,
+    mbpp: str | None = None,
+    mbpp_plus: str | None = None,
+    data_seed: int = 0,
+    humaneval_plus: str | None = None,
 ) -> list[Problem]:
     """Return a benchmark's problems, ascending by number, without writing anything.
 
@@ -121,7 +127,10 @@ def load_benchmark(
         raise InputError("benchmark", name, "unknown", f"use one of {', '.join(BENCHMARKS)}")
     if name == "mbpp_plus":
         return list(load_mbpp_plus(mbpp_plus).problems)
-    return list(_load_parts(BENCHMARKS[name].training, data_seed, mbpp, mbpp_plus).benchmarks[name])
+    training = BENCHMARKS[name].training
+    if training is None:
+        return list(load_humaneval_plus(humaneval_plus).problems)
+    return list(_load_parts(training, data_seed, mbpp, mbpp_plus).benchmarks[name])
 
 
 def load_split(mbpp: str | None = None, mbpp_plus: str | None = None) -> Split:

@@ -104,11 +104,8 @@ def problems_of(benchmark: str, path: str | None, mbpp: str | None, mbpp_plus: s
         ours = '"problem_id"' in f.readline()
     if ours:
         return read_problems(path)
-    return (
-        load_benchmark(benchmark, mbpp, path)
-        if benchmark == "mbpp_plus"
-        else load_benchmark(benchmark, path, mbpp_plus)
-    )
+    own = {"mbpp_plus": "mbpp_plus", "humaneval_plus": "humaneval_plus"}.get(benchmark, "mbpp")
+    return load_benchmark(benchmark, **{"mbpp": mbpp, "mbpp_plus": mbpp_plus, own: path})
 
 
 def score_answer(score: "Score", out: Path) -> Answer:

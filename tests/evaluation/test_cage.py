@@ -178,19 +178,6 @@ def _alive(pid):
         return False
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_the_judge_works_for_an_ordinary_user():
-    home = Path(os.__file__).parents[2]
-    if any(not p.stat().st_mode & 0o001 for p in [home, *home.parents]):
-        pytest.skip("Python lies where only root can read")
-    script = "from evaluation.judge.audit import audit; raise SystemExit(any(not c.ok for c in audit()))"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        user=65534, group=65534, extra_groups=[], cwd=Path(__file__).resolve().parents[2], check=False,
-    )  # fmt: skip
-    assert done.returncode == 0
-
-
 def test_a_broken_judge_gives_no_verdict(monkeypatch):
     with Judge([PROBLEM]) as judge:
 

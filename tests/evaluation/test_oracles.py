@@ -22,7 +22,7 @@ values = numbers | st.lists(numbers, max_size=3) | st.tuples(numbers, numbers) |
 def comparison(expected, entry_point="f", atol=0.0, inputs=()):
     raw = [b"v" + marshal.dumps(e, 2) for e in expected]
     flags = bytes(FLOATS * is_floats(e) + BYTEWISE * ("nan" not in repr(e)) for e in expected)
-    return Comparison(entry_point, True, atol, inputs, raw, flags)
+    return Comparison(entry_point, "Mbpp", atol, inputs, raw, flags)
 
 
 def evalplus_says(outs, expected, atol=0.0):
@@ -88,7 +88,7 @@ def _as_set(value):
 
 
 def test_eight_problems_compare_sets_so_duplicates_pass():
-    ours = Comparison("Diff", True, 0, [], [_as_set([1, 9])], bytes([BYTEWISE]))
+    ours = Comparison("Diff", "Mbpp", 0, [], [_as_set([1, 9])], bytes([BYTEWISE]))
     assert ours.accepts(0, _as_set([9, 9, 9, 1]))
     assert ours.accepts(0, _as_set({1: 0, 9: 0}))
     assert not ours.accepts(0, _as_set([1]))
