@@ -1,4 +1,4 @@
-"""Make a large sample file out of recorded programs: `python benchmarks/made_samples.py OUT RECORDED... --distinct 0.2`.
+"""Make a large sample file of recorded programs: `python benchmarks/made_samples.py OUT RECORDED... --distinct 0.2`.
 
 60,480 rows in EvalPlus's format, spread evenly over the problems without Mbpp/599. A distinct program is a recorded one
 with a constant of its own added; its copies differ from it in names, comments and docstring only.

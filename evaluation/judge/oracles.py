@@ -3,7 +3,7 @@
 Kept as they are, because the verdicts are the reference: the tolerance that, once a float is expected, stays for the
 rest of the suite; the eight problems compared as sets; the three that only ask for something that is not None; the
 alternative formulas. Deliberately different: an object with its own `__eq__` never reaches the comparison; and a root
-that HumanEval/32's rule accepts counts, which 0.3.1 forgets (evalplus pull request 201: there even its reference fails).
+that HumanEval/32's rule accepts counts, which 0.3.1 forgets (evalplus pull request 201: even its reference fails).
 """
 
 import math

@@ -111,7 +111,7 @@ def find_entry_point(asserts: Sequence[str]) -> str:
 
 
 def read_rows(field: str, path: str | None) -> tuple[list[dict[str, Any]], str, str]:
-    """Return rows, sha256 of the (unpacked) file and revision."""
+    """Return rows, sha256 of the (unpacked) file and revision; without a path, from the source's own home."""
     if path is not None:
         file = Path(path).expanduser()
         if not file.is_file():
@@ -157,6 +157,11 @@ def _read_jsonl(field: str, path: Path) -> tuple[list[dict[str, Any]], str]:
 def check_rows(
     field: str, path: str | None, rows: Sequence[Mapping[str, Any]], needed: Sequence[str], expected: int
 ) -> None:
+    """Check the number of rows and their fields.
+
+    Raises:
+        InputError: with what is wrong.
+    """
     if len(rows) == 399 and field == "mbpp_plus":
         refuse(field, path, "399 problems: this is v0.1.0, whose split would be 314/399/261 and not 320/378/276")
     if len(rows) != expected:
@@ -168,6 +173,7 @@ def check_rows(
 
 
 def refuse(field: str, path: str | None, reason: str) -> NoReturn:
+    """Raise the InputError of a file that is not what it should be."""
     raise InputError(field, path or "download", reason, f"use {RIGHT_FILE[field]}")
 
 

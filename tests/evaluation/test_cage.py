@@ -1,7 +1,6 @@
 """The cage: what a program tries and must not get, with landlock and as on a kernel that has none."""
 
 import marshal
-import os
 import subprocess
 import sys
 import threading
