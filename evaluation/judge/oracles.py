@@ -148,7 +148,7 @@ class Comparison:
                 return False
         value, right = decode(raw), decode(expected)
         if self.is_root:
-            return bool(abs(_poly(*self.inputs[index], value)) <= self.atol)
+            return bool(abs(_poly(self.inputs[index][0], value)) <= self.atol)
         exact = self._exact(index, value, right)
         return exact or (tolerance != 0 and is_close(value, right, tolerance))
 

@@ -20,8 +20,8 @@ class Benchmark(Record):
     """What a checkpoint can be scored on."""
 
     name: str
-    training: Literal["mbpp", "toy"] | None
-    """Training benchmark whose split holds it out; None: it is scored only."""
+    training: Literal["mbpp", "toy", ""]
+    """Training benchmark whose split holds it out; empty: it is scored only."""
     num_problems: int
     has_plus: bool
     """Whether it has a second, larger suite."""
@@ -32,7 +32,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     for b in (
         Benchmark(name="mbpp_plus", training="mbpp", num_problems=378, has_plus=True),
         Benchmark(name="mbpp_test276", training="mbpp", num_problems=276, has_plus=False),
-        Benchmark(name="humaneval_plus", training=None, num_problems=164, has_plus=True),
+        Benchmark(name="humaneval_plus", training="", num_problems=164, has_plus=True),
         Benchmark(name="toy_plus", training="toy", num_problems=128, has_plus=True),
     )
 }
@@ -128,7 +128,7 @@ def load_benchmark(
     if name == "mbpp_plus":
         return list(load_mbpp_plus(mbpp_plus).problems)
     training = BENCHMARKS[name].training
-    if training is None:
+    if not training:
         return list(load_humaneval_plus(humaneval_plus).problems)
     return list(_load_parts(training, data_seed, mbpp, mbpp_plus).benchmarks[name])
 
