@@ -3,8 +3,8 @@
 python benchmarks/scoring_at_scale.py --mbpp FILE --mbpp-plus FILE --distinct 0.2 RECORDED...
 
 The floor is the processor time of the tests alone, each up to the first that fails, as the cage measures it on every
-recorded program once; a program that runs into a limit counts as its limit. Everything else is the judge's: start-up,
-data, forks, comparing, writing.
+recorded program once, on as many lanes as later; a program that runs into a limit counts as its limit. Everything else
+is the judge's: start-up, data, forks, comparing, writing.
 """
 
 import argparse
@@ -91,8 +91,12 @@ def main() -> int:
     sources = [Program(problem_id=t, source=s) for t, ss in programs.items() for s in ss]
     with Judge([problems[t] for t in programs], workers=2, cache=cache) as judge:
         verdicts = judge.judge(sources)
-        for p, v in zip(sources, verdicts, strict=True):
-            floors[p.problem_id, p.source] = floor_of(problems[p.problem_id], p.source, v, judge.lanes.first, cache)
+
+        def measure(lane: Lane, item: tuple[Program, Verdict]) -> None:  # on all lanes, as later
+            p, v = item
+            floors[p.problem_id, p.source] = floor_of(problems[p.problem_id], p.source, v, lane, cache)
+
+        judge.lanes.each(zip(sources, verdicts, strict=True), measure)
 
     path, distinct, floor = work / "made.jsonl", set(), 0.0
     with path.open("w", encoding="utf-8") as f:
@@ -115,6 +119,8 @@ def main() -> int:
         return 1
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     added = (cpu - floor) / len(distinct) * 1e3
+    again = [line for line in done.stderr.splitlines() if "again, alone" in line]
+    print(*again, sep="\n")
     print(f"{args.rows} samples, {len(distinct)} distinct programs: {wall:.0f} s wall, {cpu:.0f} s CPU")
     print(f"floor, the tests alone: {floor:.0f} s CPU; the judge adds {added:.2f} ms a distinct program")
     return 0 if args.most_ms is None or added <= args.most_ms else 1

@@ -46,6 +46,8 @@ class Request(Record):
     batch_size: int = Field(default=512, ge=1)
     """Rows decoded together; samples do not depend on it beyond float rounding."""
     judge_workers: int = Field(default=1, ge=1)
+    caged: bool = True
+    """False: programs run under limits only (`ABLATION_UNCAGED`)."""
     cache: str | None = None
     """Folder of reference outputs."""
     linger_s: float = Field(default=0.0, ge=0)

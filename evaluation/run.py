@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from evaluation.errors import IncompleteError, InputError
 from evaluation.files import append_jsonl, read_jsonl, write_json, write_jsonl, write_text
-from evaluation.judge import JUDGE_VERSION, Judge
+from evaluation.judge import Judge
 from evaluation.manifests import is_complete, write_manifest
 from evaluation.problems import read_problems
 from evaluation.program import explain, run_program
@@ -134,7 +134,7 @@ class _Server:
             has_plus=bench.problems[0].plus_inputs is not None,
             protocol_sha256=unit.protocol.sha256,
             prompt_sha256=request.prompt.sha256,
-            judge_version=JUDGE_VERSION,
+            judge_version=bench.judge.version,
         )
         write_json(out / "score.json", score)
         if score.num_errors:
@@ -148,9 +148,14 @@ class _Server:
         key = (unit.protocol.benchmark, unit.protocol.num_problems)
         if key not in self.benches:
             problems = read_problems(Path(request.problems[unit.protocol.benchmark]))[: unit.protocol.num_problems]
-            cache = Path(request.cache) if request.cache else None
-            self.benches[key] = _Bench(problems, Judge(problems, workers=request.judge_workers, cache=cache))
+            self.benches[key] = _Bench(problems, self._judge(request, problems))
         return self.benches[key]
+
+    @staticmethod
+    def _judge(request: Request, problems: Sequence[Problem]) -> Judge:
+        """Return a judge that leaves out the plus suite of what has failed base: only passing both counts here."""
+        cache = Path(request.cache) if request.cache else None
+        return Judge(problems, suites="score", workers=request.judge_workers, cache=cache, caged=request.caged)
 
     def _engine(self, request: Request) -> Any:
         """Import the engine once; torch only comes in here."""

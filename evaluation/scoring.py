@@ -10,7 +10,7 @@ from typing import Any
 
 from evaluation.errors import InputError
 from evaluation.files import sha256_file, write_json, write_jsonl
-from evaluation.judge import JUDGE_VERSION, Judge
+from evaluation.judge import Judge
 from evaluation.records import Outcome, Problem, Program, Record, Verdict
 from evaluation.scores import Score, build_score
 
@@ -34,6 +34,7 @@ def score_samples(
     workers: int = 1,
     partial: bool = False,
     cache: Path | None = None,
+    caged: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Score:
     """Judge every sample on both suites and write verdicts.jsonl, score.json and EvalPlus's own result file to `out`.
@@ -46,7 +47,8 @@ def score_samples(
         ks: reported k; empty means 1, 2, 4, ... and n.
         workers: programs judged at a time.
         partial: accept problems without samples, and uneven numbers of them; the score says how many.
-        cache: folder of reference outputs.
+        cache: folder of reference outputs and remembered verdicts.
+        caged: as of the judge.
         progress: called with (done, total).
 
     Raises:
@@ -61,9 +63,8 @@ def score_samples(
     if ks and max(ks) > most:
         raise InputError("k", max(ks), f"a problem has {most} samples", "draw more samples or ask for a smaller k")
     chosen = [known[t] for t in known if t in counts]
-    with Judge(chosen, workers=workers, cache=cache) as judge:
-        programs = [Program(problem_id=r.task_id, source=r.source) for r in rows]
-        verdicts = judge.judge(programs, progress)
+    with Judge(chosen, workers=workers, cache=cache, caged=caged) as judge:
+        verdicts = judge.judge([Program(problem_id=r.task_id, source=r.source) for r in rows], progress)
     score = build_score(
         label=samples.name,
         cell=None,
@@ -75,7 +76,7 @@ def score_samples(
         has_plus=any(p.plus_inputs is not None for p in chosen),
         protocol_sha256=None,
         prompt_sha256=None,
-        judge_version=JUDGE_VERSION,
+        judge_version=judge.version,
     )
     if len(chosen) < len(known):
         score = score.replace(num_planned=len(known))

@@ -12,7 +12,7 @@ from evaluation.manifests import is_complete
 from tasks.launch import locked, on_device, run_to_end
 from tasks.progress import Board
 from tasks.retries import ONCE_EACH
-from tasks.settings import child_environment
+from tasks.settings import child_environment, settings
 from tasks.work import Work
 from training.cell import Cell
 from training.folder import CellFile, Runtime
@@ -89,6 +89,7 @@ def runtime_of(work: Work, cell: Cell) -> Runtime:
         num_threads=threads(work),
         micro_batch=64 if small else 8 if gpu else 4,
         sampler="vllm" if gpu and importlib.util.find_spec("vllm") else "transformers",
+        caged=settings().caged,
         resume_every=None if small else 10 if gpu else 1,
     )
 

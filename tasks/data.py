@@ -16,7 +16,7 @@ from evaluation.prompts import PromptSpec
 from evaluation.records import Problem, Program
 from tasks.models import ModelFiles, locate_model, prompt_of
 from tasks.retries import ONCE_EACH
-from tasks.settings import Settings
+from tasks.settings import Settings, settings
 from tasks.work import Work
 from training.cell import MODELS, Cell, Model
 from training.experiment import Experiment
@@ -81,7 +81,7 @@ def audit_work(work: Work) -> str:
     strange = [p.prompt for p in work.experiment.protocols if p.prompt != work.prompt.name]
     if strange:
         raise IncompleteError(f"prompt={strange[0]}: scored with another prompt than {work.prompt.name}, trained with")
-    checks = audit_judge()
+    checks = audit_judge(settings().caged)
     failed = [c for c in checks if not c.ok]
     if failed:
         raise IncompleteError(f"judge={failed[0].name}: {failed[0].detail}; do not train with this judge")
@@ -98,7 +98,7 @@ def audit_work(work: Work) -> str:
 def _audit_references(name: str, problems: list[Problem], runs: Path) -> int:
     programs = [Program(problem_id=p.problem_id, source=p.reference) for p in problems]
     suites = "reward" if name == "train" else "both"
-    with Judge(problems, suites=suites, cache=runs / "data" / "references") as judge:
+    with Judge(problems, suites=suites, cache=runs / "data" / "references", caged=settings().caged) as judge:
         verdicts = judge.judge(programs)
     failed = [v for v in verdicts if not v.passed]
     for verdict in failed:

@@ -104,6 +104,7 @@ class EvaluationChild:
             device="cuda" if gpu else "cpu",
             num_threads=1,
             judge_workers=max(1, settings().cores - 1) if gpu else 1,
+            caged=settings().caged,
             cache=str(work.runs / "data" / "references"),
             linger_s=linger_s,
             closed=False,

@@ -57,6 +57,8 @@ class Settings(Record):
     cores: int = 1
     locks: Path = Path("/tmp")
     """Lock files of this host's devices, the same for every run of this user."""
+    caged: bool = True
+    """False only where ABLATION_UNCAGED=1 insists that programs run without the cage."""
     home: str = ""
     """Where pools find this project (`ABLATION_HOME`)."""
 
@@ -65,7 +67,7 @@ def settings() -> Settings:
     """Read the environment.
 
     Raises:
-        InputError: ABLATION_LAUNCHER is neither of its two values.
+        InputError: ABLATION_LAUNCHER or ABLATION_UNCAGED has a value that it cannot have.
     """
     launcher = os.environ.get("ABLATION_LAUNCHER", "process")
     if launcher not in {"process", "deployment"}:
@@ -76,9 +78,17 @@ def settings() -> Settings:
             "gpus": _gpus(),
             "cores": len(os.sched_getaffinity(0)),
             "locks": Path(tempfile.gettempdir()) / f"ablation-gpus-{os.getuid()}",
+            "caged": _caged(),
             "home": os.environ.get("ABLATION_HOME", ""),
         }
     )
+
+
+def _caged() -> bool:
+    insisted = os.environ.get("ABLATION_UNCAGED", "0")
+    if insisted not in {"", "0", "1"}:
+        raise InputError("ABLATION_UNCAGED", insisted, "neither 0 nor 1", "set 1 to run programs without the cage")
+    return insisted != "1"
 
 
 def _gpus() -> tuple[str, ...]:

@@ -51,6 +51,8 @@ class Runtime(Record):
     """Leave rows without advantage out of the forward pass; the loss is the same to float rounding."""
     sampler: Literal["transformers", "vllm"] = "transformers"
     judge_workers: int = Field(default=1, ge=1)
+    caged: bool = True
+    """False: programs run under limits only (`ABLATION_UNCAGED`)."""
     resume_every: int | None = Field(default=None, ge=1)
     """Steps between resume states beside those at checkpoints; None saves at checkpoints only."""
     keep_resume: int = Field(default=2, ge=1)

@@ -114,7 +114,7 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
     if len(problems) < cell.grpo.prompts_per_step:
         reason = f"has {len(problems)} problems, fewer than the {cell.grpo.prompts_per_step} of a step"
         raise InputError("problems_path", runtime.problems_path, reason, "use the whole split")
-    with Judge(problems, suites="reward", workers=runtime.judge_workers) as judge:
+    with Judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
         _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, resume)
 
 

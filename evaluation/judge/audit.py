@@ -47,6 +47,9 @@ CHEATS = {
 """Each computes the right answer only if its attack works; all must fail."""
 
 
+NEEDS_CAGE = {"another process", "a written file", "the network", "the parent's memory"}
+
+
 class Check(Record):
     """One program of the audit."""
 
@@ -55,11 +58,15 @@ class Check(Record):
     detail: str
 
 
-def audit() -> list[Check]:
-    """Judge every honest program and every cheat; each result that is not as it must be is not ok."""
+def audit(caged: bool = True) -> list[Check]:
+    """Judge every honest program and every cheat; each result that is not as it must be is not ok.
+
+    Args:
+        caged: False leaves out what only the cage can refuse.
+    """
     cases = [(name, source, True) for name, source in HONEST.items()]
-    cases += [(name, source, False) for name, source in CHEATS.items()]
-    with Judge([_PROBLEM]) as judge:
+    cases += [(name, source, False) for name, source in CHEATS.items() if caged or name not in NEEDS_CAGE]
+    with Judge([_PROBLEM], caged=caged) as judge:
         verdicts = judge.judge([Program(problem_id=_PROBLEM.problem_id, source=source) for _, source, _ in cases])
     return [
         Check(name=name, ok=v.passed == must_pass and not v.errored, detail=v.detail or "passes")

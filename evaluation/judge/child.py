@@ -1,6 +1,8 @@
 """The inside of the cage: a lean process that forks a child for each program. Standard library only.
 
-    python -I -S -B child.py CONTROL_FD FILES NUMPY_SITE READABLE...   (FILES: landlock or none)
+    python -I -S -B child.py CONTROL_FD CAGE NUMPY_SITE READABLE...
+
+CAGE is `landlock`, `no_landlock` (as on a kernel that lacks it), or `none`: limits only, where somebody insists.
 
 The zygote holds no program, no input, no answer: each child reads its jobs from its own socket, which the parent made
 and handed over, and writes back values only. Everything a program changes, it changes in its own child. A second suite
@@ -173,7 +175,8 @@ def run_program(fd, own_filter):
     job, inputs = read_job(fd)
     sys.__stdin__ = sys.__stdout__ = sys.__stderr__ = None
     sandbox.limit_child(job["memory"], CPU_S)
-    own_filter.install(os.getpid())
+    if own_filter is not None:
+        own_filter.install(os.getpid())
     send(fd, b"c", b"")
     while run_suite(fd, job, inputs):
         job, inputs = read_job(fd)
@@ -308,30 +311,33 @@ def serve(control, child_filter):
 
 def main():
     """Put on the cage, then serve."""
-    files, site, stdlib, readable = sys.argv[2] == "landlock", sys.argv[3], sys.argv[4], sys.argv[5:]
+    cage, site, stdlib, readable = *sys.argv[2:5], sys.argv[5:]
     sys.argv[:] = [""]
-    sandbox.require_x86_64()
+    if cage != "none":
+        sandbox.require_x86_64()
     if site:
         sys.path.append(site)
         import numpy
 
         numpy.random.seed(0)
     landlock = 0
-    if files:
+    if cage == "landlock":
         within = [os.path.join(stdlib, name) for name in os.listdir(stdlib) if not name.endswith("-packages")]
         landlock = sandbox.restrict_files([stdlib], [*within, *readable])
     if not landlock:
         preload(bool(site))
     user = sandbox.drop_user(stdlib)
-    sandbox.drop_capabilities()
-    sandbox.prctl(sandbox.PR_SET_DUMPABLE, 0)
     sandbox.limit_zygote()
-    sandbox.zygote_filter().install()
-    child_filter = sandbox.child_filter(files=landlock > 0)
+    child_filter = None
+    if cage != "none":
+        sandbox.drop_capabilities()
+        sandbox.prctl(sandbox.PR_SET_DUMPABLE, 0)
+        sandbox.zygote_filter().install()
+        child_filter = sandbox.child_filter(files=landlock > 0)
     gc.collect()
     gc.freeze()
     gc.disable()
-    CONTROL.send(_dumps({"seccomp": True, "landlock": landlock, "user": user}, 2))
+    CONTROL.send(_dumps({"seccomp": child_filter is not None, "landlock": landlock, "user": user}, 2))
     serve(CONTROL, child_filter)
 
 

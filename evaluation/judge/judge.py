@@ -42,7 +42,13 @@ class Judge:
     """
 
     def __init__(
-        self, problems: Sequence[Problem], *, suites: Suites = "both", workers: int = 1, cache: Path | None = None
+        self,
+        problems: Sequence[Problem],
+        *,
+        suites: Suites = "both",
+        workers: int = 1,
+        cache: Path | None = None,
+        caged: bool = True,
     ) -> None:
         """Start the first lane.
 
@@ -51,6 +57,7 @@ class Judge:
             suites: which suites decide.
             workers: programs that run at a time.
             cache: folder of reference outputs and remembered verdicts; None keeps neither.
+            caged: False runs programs under limits only, where the cage cannot be had and somebody insists.
         """
         self.problems = {p.problem_id: p for p in problems}
         self.suites: Suites = suites
@@ -60,7 +67,8 @@ class Judge:
         self.known: dict[Key, Verdict] = {}
         self.lock = threading.Lock()
         self.memory_bytes, self.shared_bytes = memory_limit(), memory_limit(workers)
-        self.lanes = Lanes(workers)
+        self.version = JUDGE_VERSION if caged else f"{JUDGE_VERSION} uncaged"
+        self.lanes = Lanes(workers, caged)
         self.lanes.first.zygote(numpy=False)  # fails here, not at the first program, where there is no cage
         self._prove_it_can_fail()
 
@@ -105,6 +113,8 @@ class Judge:
             missing.sort(key=lambda c: (-self._cost_s(c.problem_id), c.key))  # the longest first
             again: list[Case] = []
             self.lanes.each(missing, functools.partial(self._judge_beside_others, batch, again))
+            if again:
+                logger.info("%d programs may have failed for want of time or memory: again, alone", len(again))
             for case in sorted(again, key=lambda c: c.key):  # alone: nothing of ours runs beside it
                 self._done(batch, case.key, self._judge_one(self.lanes.first, case, alone=True))
         finally:
@@ -151,7 +161,7 @@ class Judge:
         parts = [self._suite(self.problems[problem_id], n).identity for n in self._names(problem_id)]
         if None in parts:
             return None
-        return b"\0".join([JUDGE_VERSION.encode(), self.suites.encode(), *filter(None, parts)])
+        return b"\0".join([self.version.encode(), self.suites.encode(), *filter(None, parts)])
 
     def _forget(self) -> None:
         """Keep memory bounded over a long training: the oldest half goes."""
@@ -184,8 +194,7 @@ class Judge:
             # Base and plus ran in one process; EvalPlus starts another, which a failure may not depend on.
             found[1:] = self._run(lane, case, names[1:], alone)
         elif len(found) < len(names) and self.suites == "score":
-            skipped = Outcome.HARNESS_ERROR if found[0].outcome is Outcome.HARNESS_ERROR else Outcome.FAIL
-            found.append(Result(skipped, None, "plus: not run"))
+            found.append(Result(found[0].outcome, None, "plus: not run"))
         elif len(found) < len(names):
             found += self._run(lane, case, names[1:], alone)
         runs, problem = [r.run for r in found if r.run], self.problems[case.problem_id]

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from evaluation.judge.zygote import Zygote
+from evaluation.judge.zygote import Cage, Zygote
 
 T = TypeVar("T")
 
@@ -16,13 +16,14 @@ T = TypeVar("T")
 class Lane:
     """A zygote, and one with numpy once a program needs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, caged: bool = True) -> None:
+        self.cage: Cage = "landlock" if caged else "none"
         self.zygotes: dict[bool, Zygote] = {}
 
     def zygote(self, numpy: bool) -> Zygote:
         """Return the zygote of that kind, started if need be."""
         if numpy not in self.zygotes:
-            self.zygotes[numpy] = Zygote(numpy)
+            self.zygotes[numpy] = Zygote(numpy, self.cage)
         return self.zygotes[numpy]
 
     def abort(self) -> None:
@@ -41,8 +42,8 @@ class Lane:
 class Lanes:
     """All lanes of a judge; the first works in the caller's thread."""
 
-    def __init__(self, count: int) -> None:
-        self.lanes = [Lane() for _ in range(count)]
+    def __init__(self, count: int, caged: bool = True) -> None:
+        self.lanes = [Lane(caged) for _ in range(count)]
         self.first = self.lanes[0]
 
     def close(self) -> None:

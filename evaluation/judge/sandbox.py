@@ -9,6 +9,9 @@ Does not guarantee: anything against a bug of the kernel or of CPython behind th
 names of files (only their content is out of reach); fairness between programs that fill the memory bus. It cannot keep
 a program from returning the right value for a wrong reason.
 
+Where the required part is missing nothing runs, unless ABLATION_UNCAGED=1 says that it shall: then programs run with
+limits and an empty environment only, and may do to this machine what its user may.
+
 Layers: seccomp (required), no_new_privs, rlimits, landlock (when the kernel has it), no capabilities, and an unused
 user (when root, and that user can read the standard library). No namespaces: a Kubernetes pod with the default profile
 forbids them, and nothing here rests on them.

@@ -10,13 +10,14 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from evaluation.errors import MachineError
 from evaluation.judge.jobs import Checker, Execution, Job, JudgeFailed, OutOfMemory, ZygoteDied, memory_limit
 from evaluation.judge.watch import ANSWER_TIMEOUT_S, Watch, count_oom_kills
 from evaluation.judge.wire import decode
 
+Cage = Literal["landlock", "no_landlock", "none"]
 CHILD = Path(__file__).with_name("child.py")
 START_TIMEOUT_S = 120.0
 _PID = struct.Struct("<i")
@@ -25,12 +26,12 @@ _PID = struct.Struct("<i")
 class Zygote:
     """A caged process that forks a child for each job; used by one thread."""
 
-    def __init__(self, numpy: bool, landlock: bool = True) -> None:
+    def __init__(self, numpy: bool, cage: Cage = "landlock") -> None:
         """Start it.
 
         Args:
             numpy: have numpy loaded.
-            landlock: False does without, as on a kernel that lacks it: programs then open no file at all.
+            cage: `no_landlock` is as on a kernel that lacks it: programs then open no file; `none` has limits only.
 
         Raises:
             MachineError: a required part of the cage is missing here.
@@ -38,7 +39,7 @@ class Zygote:
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         site = _numpy_site() if numpy else ""
-        argv = [sys.executable, "-I", "-S", "-B", str(CHILD), str(theirs.fileno()), "landlock" if landlock else "none"]
+        argv = [sys.executable, "-I", "-S", "-B", str(CHILD), str(theirs.fileno()), cage]
         self.process = subprocess.Popen(
             [*argv, site, sysconfig.get_paths()["stdlib"], *_readable(site)],
             env={"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
@@ -74,7 +75,8 @@ class Zygote:
                 raise ZygoteDied(f"killed while it started (signal {-code})")
             why = f"the cage did not start (exit {code})"
         self.close()
-        raise MachineError("cage", "seccomp", why, "run on Linux x86_64 with seccomp")
+        insist = "run on Linux x86_64 with seccomp; or, where every program is trusted, set ABLATION_UNCAGED=1"
+        raise MachineError("cage", "seccomp", why, insist)
 
     def close(self) -> None:
         """End the zygote and whatever it still runs."""

@@ -10,13 +10,18 @@ import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evaluation.errors import AblationError
 from evaluation.records import Record
 from flows.parameters import Parameters
 from flows.planning import make_plan
+from tasks.settings import settings
 from training.cell import MODELS
 from training.store import open_store
+
+if TYPE_CHECKING:
+    from evaluation.judge.audit import Check as AuditCheck
 
 HUB_TIMEOUT_S = 5
 
@@ -118,11 +123,17 @@ def check_judge() -> list[Check]:
     from evaluation.judge.audit import audit
 
     try:
-        found = audit()
+        found = audit(settings().caged)
     except AblationError as e:
         return [Check(name="judge cage", ok=False, detail=str(e))]
-    checks = [Check(name=f"judge: {c.name}", ok=c.ok, detail=c.detail) for c in found]
-    return [Check(name="judge cage", ok=True, detail=f"judge {JUDGE_VERSION}"), *checks]
+    if not settings().caged:
+        detail = "ABLATION_UNCAGED=1: programs run under limits only, and may do what this user may"
+        return [Check(name="judge cage", ok=False, detail=detail, needed=False), *_told(found)]
+    return [Check(name="judge cage", ok=True, detail=f"judge {JUDGE_VERSION}"), *_told(found)]
+
+
+def _told(found: "list[AuditCheck]") -> list[Check]:
+    return [Check(name=f"judge: {c.name}", ok=c.ok, detail=c.detail) for c in found]
 
 
 def check_store(parameters: Parameters) -> Check:

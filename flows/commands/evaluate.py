@@ -24,6 +24,7 @@ from flows.commands.flags import add_data
 from flows.commands.score import score_answer
 from flows.experiments import EXPERIMENTS
 from tasks.launch import ChildFailed, run_to_end
+from tasks.settings import settings
 from training.cell import MODELS
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ def execute(args: argparse.Namespace) -> Answer:
         device=args.device or ("cuda" if shutil.which("nvidia-smi") else "cpu"),
         num_threads=args.threads,
         judge_workers=args.threads,
+        caged=settings().caged,
     )
     refuse_other(unit, out, work)
     write_request(work, request)

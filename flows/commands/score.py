@@ -13,6 +13,7 @@ from evaluation.problems import BENCHMARKS, load_benchmark, read_problems
 from evaluation.records import Problem
 from flows.commands.answer import Answer, table
 from flows.commands.flags import add_data
+from tasks.settings import settings
 
 if TYPE_CHECKING:
     from evaluation.scores import Score
@@ -59,6 +60,7 @@ def execute(args: argparse.Namespace) -> Answer:
             workers=workers,
             partial=args.partial,
             cache=None if args.no_cache else cache_folder(),
+            caged=settings().caged,
             progress=progress,
         )
     return score_answer(score, out)

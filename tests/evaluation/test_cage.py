@@ -38,9 +38,9 @@ def job(source, num_tests=1, limits_s=None):
     )
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["landlock", "no_landlock"])
+@pytest.fixture(scope="module", params=["landlock", "no_landlock"])
 def zygote(request):
-    zygote = Zygote(numpy=False, landlock=request.param)
+    zygote = Zygote(numpy=False, cage=request.param)
     yield zygote
     zygote.close()
 
@@ -187,3 +187,28 @@ def test_a_broken_judge_gives_no_verdict(monkeypatch):
         found = judge.judge([Program(problem_id="Test/1", source=RIGHT)])[0]
     assert found.base is Outcome.HARNESS_ERROR
     assert found.errored
+
+
+def test_without_the_cage_nothing_runs_unless_somebody_insists(monkeypatch):
+    """A kernel that refuses seccomp, here by a filter of our own around the judge."""
+    script = (
+        "import sys\nfrom evaluation.judge.sandbox import Filter, _LOAD, _EQUAL, _RETURN, _ALLOW, _ERRNO, _argument\n"
+        "from evaluation.errors import MachineError\nfrom evaluation.judge.audit import audit\nimport struct\n"
+        "rules = [(_LOAD, 0, 0, 0), (_EQUAL, 0, 3, 157), _argument(0), (_EQUAL, 0, 1, 22)]\n"
+        "rules += [(_RETURN, 0, 0, _ERRNO | 22), (_RETURN, 0, 0, _ALLOW)]\n"
+        "Filter(b''.join(struct.pack('<HBBI', *r) for r in rules)).install()\n"
+        "try:\n    audit()\nexcept MachineError as e: print(e, e.exit_code)\n"
+        "print([c for c in audit(caged=False) if not c.ok])\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root)
+    refused, insisted = done.stdout.splitlines()
+    assert refused.startswith("cage=seccomp: ") and "ABLATION_UNCAGED=1" in refused and refused.endswith(" 3")
+    assert insisted == "[]"
+
+
+def test_an_uncaged_verdict_says_so():
+    with Judge([PROBLEM], caged=False) as judge:
+        assert judge.version.endswith("uncaged")
+        assert judge.cage["seccomp"] is False
+        assert judge.judge([Program(problem_id="Test/1", source=RIGHT)])[0].passed

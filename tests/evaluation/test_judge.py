@@ -1,8 +1,12 @@
 """The judge's verdicts: what counts as solved, what does not, and that nothing but values decides."""
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -71,10 +75,12 @@ def cache(tmp_path_factory):
     ],
 )
 def test_a_program_is_judged_by_its_values(source, expected):
+    """REWARD-010, 012: neither an exit status nor an exception is an answer."""
     assert verdict(source).base is expected
 
 
 def test_a_swallowed_time_out_is_a_time_out():
+    """SANDBOX-022."""
     source = (
         "import time\ndef f(x):\n    end = time.monotonic() + 3.5\n    while time.monotonic() < end:\n"
         "        try: time.sleep(0.1)\n        except BaseException: pass\n    return 2 * x\n"
@@ -97,6 +103,7 @@ def test_timers_are_not_a_programs_business(call):
 
 
 def test_the_time_spent_waiting_for_a_core_does_not_count():
+    """REWARD-015: nor does waiting for a lane."""
     source = "def f(x):\n    s = 0\n    for i in range(4_000_000): s += i\n    return 2 * x\n"
     p = problem()
     with Judge([p], workers=6) as judge:  # six lanes on fewer cores: each program waits for most of its time
@@ -105,6 +112,7 @@ def test_the_time_spent_waiting_for_a_core_does_not_count():
 
 
 def test_recursion_has_the_same_room_for_rewards_and_for_scores():
+    """SANDBOX-030."""
     source = (
         "def f(x):\n    def deep(n):\n        return 0 if n == 0 else deep(n - 1)\n    deep({})\n    return 2 * x\n"
     )
@@ -115,12 +123,14 @@ def test_recursion_has_the_same_room_for_rewards_and_for_scores():
 
 
 def test_an_entry_point_may_have_the_checkers_name():
+    """EVAL-118."""
     p = problem("check", ["assert check(1) == 2"], reference="def check(n):\n    return n + 1\n")
     assert verdict(p.reference, p).passed
     assert not verdict("def check(n):\n    return n\n", p).passed
 
 
 def test_python_optimisation_does_not_make_asserts_vanish(monkeypatch):
+    """REWARD-011."""
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
     assert verdict("def f(x):\n    return None\n").base is Outcome.FAIL
 
@@ -138,6 +148,16 @@ def test_the_references_suite_is_judged_against_the_reference():
     assert (wrong_on_plus.base, wrong_on_plus.plus) == (Outcome.PASS, Outcome.FAIL)
     both = verdict("def f(x):\n    return 0 if x == 1 else 2 * x\n", p)
     assert (both.base, both.plus) == (Outcome.FAIL, Outcome.PASS)  # both suites always run
+
+
+def test_reference_times_of_another_processor_decide_nothing(tmp_path, monkeypatch):
+    """EVAL-114: the file of reference answers belongs to the processor that took their times."""
+    p = problem(base_inputs=[[1]], plus_inputs=[[2]])
+    for name in ("fast", "slow", "fast"):
+        monkeypatch.setattr("evaluation.judge.references.cpu_name", lambda name=name: name)
+        with Judge([p], cache=tmp_path) as judge:
+            assert judge.judge([Program(problem_id=p.problem_id, source=p.reference)])[0].passed
+    assert len(list(tmp_path.glob("*.ref"))) == 4
 
 
 def test_a_broken_reference_is_the_harness_fault():
@@ -173,6 +193,29 @@ def test_a_killed_zygote_is_replaced_and_no_verdict_is_lost():
     assert found[0].passed
 
 
+def test_workers_killed_again_and_again_change_no_verdict():
+    p = problem()
+    slow = "import time\ndef f(x):\n    time.sleep(0.03)\n    return {} * x\n_n = {}\n"
+    programs = [Program(problem_id=p.problem_id, source=slow.format(2 + i % 2, i)) for i in range(60)]
+    over = threading.Event()
+    with Judge([p], workers=2) as judge:
+
+        def kill():
+            for i in range(100):
+                if over.wait(0.2):
+                    return
+                for zygote in list(judge.lanes.lanes[i % 2].zygotes.values()):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(zygote.process.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        found = judge.judge(programs)
+        over.set()
+        killer.join()
+    assert [v.base for v in found] == [Outcome.PASS, Outcome.FAIL] * 30
+
+
 def test_no_process_is_left_behind():
     p = problem()
     busy_thread = (
@@ -189,6 +232,7 @@ def test_no_process_is_left_behind():
 
 
 def test_numpy_values_are_compared_as_evalplus_compares_them():
+    """EVAL-122."""
     p = problem(reference="def f(x):\n    return [1, 0.3] if x else 0.3\n", base_inputs=[[1]], plus_inputs=[[0]])
     assert verdict("def f(x):\n    return [1, 0.1 + 0.2] if x else 0.3\n", p).base is Outcome.FAIL
     assert (
@@ -251,6 +295,47 @@ def _compare(rows, problems, cache):
         if (r[f"{suite}_status"] == "pass") != (getattr(v, suite) is Outcome.PASS)
     ]
     assert different == []
+
+
+@needs_data
+@pytest.mark.campaign
+def test_every_reference_passes_also_on_a_busy_machine(mbpp_plus, cache):
+    """SANDBOX-024, 025: at load 0 and at load 8 (and the load of two lanes), 599 included."""
+    programs = [Program(problem_id=p.problem_id, source=p.reference) for p in mbpp_plus.values()]
+    for load in (0, 8):
+        with busy(load), Judge(list(mbpp_plus.values()), workers=2, cache=cache) as judge:
+            judge.remembered = None
+            verdicts = judge.judge(programs)
+        assert [(load, v.problem_id, v.detail) for v in verdicts if not v.passed] == []
+    assert len(verdicts) == 378
+
+
+@needs_data
+@pytest.mark.campaign
+def test_the_same_verdicts_at_any_load_and_with_any_number_of_workers(mbpp_plus, cache):
+    path = SHARED / "data/evalplus_verdicts/mistral-7b-instruct-v0.2.jsonl"
+    rows = [r for r in map(json.loads, path.read_text().splitlines()) if r["task_id"] not in EXCEPTED]
+    programs = [Program(problem_id=r["task_id"], source=r["solution"]) for r in rows]
+    found = {}
+    for load, workers in ((0, 1), (0, 2), (0, 4), (8, 2)):
+        with busy(load), Judge([mbpp_plus[r["task_id"]] for r in rows], workers=workers, cache=cache) as judge:
+            judge.remembered = None
+            found[load, workers] = [(v.problem_id, v.base, v.plus) for v in judge.judge(programs)]
+    first = found[0, 1]
+    for setting, verdicts in found.items():
+        assert [(setting, a, b) for a, b in zip(first, verdicts, strict=True) if a != b] == []
+
+
+@contextlib.contextmanager
+def busy(load):
+    """So many processes that never rest."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 SLOW_CHEATS = {

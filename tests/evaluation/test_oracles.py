@@ -88,6 +88,7 @@ def _as_set(value):
 
 
 def test_eight_problems_compare_sets_so_duplicates_pass():
+    """EVAL-121: EvalPlus's rule, the same for rewards of these problems' suites and for scores."""
     ours = Comparison("Diff", "Mbpp", 0, [], [_as_set([1, 9])], bytes([BYTEWISE]))
     assert ours.accepts(0, _as_set([9, 9, 9, 1]))
     assert ours.accepts(0, _as_set({1: 0, 9: 0}))
@@ -163,6 +164,7 @@ def test_asserts_are_asked_outside(line, right, wrong):
 
 
 def test_an_exception_equals_no_empty_expectation():
+    """REWARD-012."""
     for empty in ("None", "''", "[]", "False", "0"):
         p = Problem(problem_id="T/1", text="", entry_point="f", reference="", asserts=(f"assert f(1) == {empty}",))
         with Judge([p], suites="reward") as judge:

@@ -47,6 +47,7 @@ def test_scores_in_both_formats(tmp_path, problems):
 
 
 def test_changed_samples_are_judged_again(tmp_path, problems):
+    """EVAL-113: neither an old result file nor a remembered verdict decides."""
     path = tmp_path / "s.jsonl"
     for source, value in ((WRONG, 0.0), (RIGHT, 1.0)):
         rows = [{"task_id": p.problem_id, "solution": source} for p in problems]
@@ -74,6 +75,7 @@ def test_changed_samples_are_judged_again(tmp_path, problems):
     ],
 )
 def test_bad_files_are_refused(tmp_path, problems, rows, field, words):
+    """EXTRACT-052 among them: a list of programs is no program."""
     with pytest.raises(InputError) as refusal:
         score_samples(write(tmp_path / "s.jsonl", rows), "toy", problems, tmp_path / "out")
     assert refusal.value.field == field

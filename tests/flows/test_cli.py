@@ -274,5 +274,8 @@ def test_evaluate_draws_judges_and_goes_on_where_it_was(tmp_path: Path, capsys: 
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert names == {"samples.jsonl", "verdicts.jsonl", "score.json", "MANIFEST.json"}
     assert not (tmp_path / "out.work").exists()
+    drawn = [json.loads(line) for line in (tmp_path / "out/samples.jsonl").read_text().splitlines()]  # EVAL-127
+    assert len({(r["task_id"], r["index"]) for r in drawn}) == len(drawn) == 16
+    assert len({r["completion"] for r in drawn}) > 8
     assert answer(capsys, *words)[1] == score
     assert answer(capsys, *words, "--seed", "1")[0] == 2  # another evaluation does not overwrite this one

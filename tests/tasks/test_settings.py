@@ -25,6 +25,16 @@ def test_launcher(monkeypatch):
         settings()
 
 
+def test_the_cage_goes_only_where_somebody_insists(monkeypatch):
+    monkeypatch.delenv("ABLATION_UNCAGED", raising=False)
+    assert settings().caged
+    monkeypatch.setenv("ABLATION_UNCAGED", "1")
+    assert not settings().caged
+    monkeypatch.setenv("ABLATION_UNCAGED", "yes")
+    with pytest.raises(InputError, match="ABLATION_UNCAGED=yes: neither 0 nor 1"):
+        settings()
+
+
 @pytest.mark.parametrize(
     ("script", "named", "gpus"),
     [

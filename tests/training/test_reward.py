@@ -85,6 +85,7 @@ def test_a_judge_that_dies_is_never_a_wrong_answer() -> None:
 def test_a_step_whose_judge_fails_is_not_taken_and_the_next_start_takes_it(
     make_run: Callable[..., RunFolder], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """REWARD-014: an executor that cannot be reached is an error, never a reward of 0."""
     folder, whole = make_run(tmp_path / "run", steps=4), make_run(tmp_path / "whole", steps=4)
     with judge_under_fire(lambda: folder.checkpoint(2).is_dir()):
         assert main([str(folder.root)]) == 1
