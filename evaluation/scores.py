@@ -35,6 +35,18 @@ class Counts(Record):
     """Samples that the harness could not judge: in no rate, never a wrong answer."""
 
 
+EXCEPTED = frozenset({"Mbpp/61", "Mbpp/160", "Mbpp/271", "Mbpp/389", "Mbpp/599", "Mbpp/566"})
+"""Problems whose EvalPlus verdict depends on the machine's speed, or (566) on what a worker ran before (spec)."""
+
+
+class Apart(Record):
+    """The excepted problems of a score, and the score without them."""
+
+    problems: tuple[str, ...]
+    pass_at_1: dict[str, Estimate | None]
+    """Of all other problems, by suite."""
+
+
 class Score(Record):
     """`score.json` (contracts: score/1)."""
 
@@ -52,6 +64,7 @@ class Score(Record):
     protocol_sha256: str | None
     prompt_sha256: str | None
     judge_version: str
+    excepted: Apart | None = Field(default=None, exclude_if=lambda value: value is None)
     num_planned: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Problems of the benchmark, where a partial file has samples of fewer."""
 
@@ -150,7 +163,7 @@ def build_score(
     judged = {s: [(c.n, c.base if s == "base" else c.plus or 0) for c in problems.values()] for s in suites}
     estimates = {s: {str(k): estimate_pass_at_k(judged[s], k) for k in ks} for s in suites}
     outcomes = Counter(sample_outcome(v) for _, v in verdicts)
-    return Score(
+    score = Score(
         label=label,
         cell=cell,
         global_step=global_step,
@@ -164,6 +177,16 @@ def build_score(
         prompt_sha256=prompt_sha256,
         judge_version=judge_version,
     )
+    return score.replace(excepted=_apart(score))
+
+
+def _apart(score: Score) -> Apart | None:
+    others = frozenset(score.problems) - EXCEPTED
+    if len(others) == len(score.problems) or not others:
+        return None
+    plus = None if score.pass_at_k["plus"] is None else score.estimate("plus", 1, others)
+    excepted = tuple(p for p in score.problems if p in EXCEPTED)
+    return Apart(problems=excepted, pass_at_1={"base": score.estimate("base", 1, others), "plus": plus})
 
 
 def _count(verdicts: Sequence[Verdict], has_plus: bool) -> Counts:

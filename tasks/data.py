@@ -14,6 +14,7 @@ from evaluation.judge.audit import audit as audit_judge
 from evaluation.problems import Prepared, prepare, read_problems
 from evaluation.prompts import PromptSpec
 from evaluation.records import Problem, Program
+from evaluation.scores import EXCEPTED
 from tasks.models import ModelFiles, locate_model, prompt_of
 from tasks.retries import ONCE_EACH
 from tasks.settings import Settings, settings
@@ -23,9 +24,6 @@ from training.experiment import Experiment
 from training.store import Store
 
 logger = logging.getLogger(__name__)
-
-KNOWN_SLOW = frozenset({"Mbpp/61", "Mbpp/160", "Mbpp/271", "Mbpp/389", "Mbpp/599", "Mbpp/566"})
-"""MBPP+ problems whose verdict a machine's speed decides (spec): a reference out of time there is a warning."""
 
 
 def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, settings: Settings) -> None:
@@ -102,9 +100,9 @@ def _audit_references(name: str, problems: list[Problem], runs: Path) -> int:
         verdicts = judge.judge(programs)
     failed = [v for v in verdicts if not v.passed]
     for verdict in failed:
-        if verdict.problem_id in KNOWN_SLOW:
+        if verdict.problem_id in EXCEPTED:
             logger.warning("%s: the reference solution is too slow here (%s)", verdict.problem_id, verdict.detail)
-    hard = [v for v in failed if v.problem_id not in KNOWN_SLOW]
+    hard = [v for v in failed if v.problem_id not in EXCEPTED]
     if hard:
         raise IncompleteError(
             f"reference={hard[0].problem_id}: fails its own tests of {name} ({hard[0].detail}), {len(hard)} in all; "

@@ -24,8 +24,12 @@ import sandbox  # pyright: ignore[reportMissingImports]
 
 sys.path.remove(HERE)  # programs import from the standard library alone
 
-# What programs import most; already there when they do.
-import bisect, collections, copy, datetime, functools, gc, heapq, io, itertools, marshal, math, operator, random, re
+# What programs import most; already there when they do. `random` would draw a new seed in every child.
+at_fork, os.register_at_fork = os.register_at_fork, lambda **_: None
+import random
+
+os.register_at_fork = at_fork
+import bisect, collections, copy, datetime, functools, gc, heapq, io, itertools, marshal, math, operator, re
 import select, string, struct, time, typing
 import signal, _blake2, _socket
 
@@ -320,6 +324,7 @@ def main():
         import numpy
 
         numpy.random.seed(0)
+    namespaces = cage != "none" and sandbox.leave_namespaces()
     landlock = 0
     if cage == "landlock":
         within = [os.path.join(stdlib, name) for name in os.listdir(stdlib) if not name.endswith("-packages")]
@@ -337,7 +342,9 @@ def main():
     gc.collect()
     gc.freeze()
     gc.disable()
-    CONTROL.send(_dumps({"seccomp": child_filter is not None, "landlock": landlock, "user": user}, 2))
+    CONTROL.send(
+        _dumps({"seccomp": child_filter is not None, "landlock": landlock, "user": user, "namespaces": namespaces}, 2)
+    )
     serve(CONTROL, child_filter)
 
 

@@ -162,3 +162,13 @@ def test_pass_at_k_can_be_computed_again_from_the_counts() -> None:
         clean = frozenset(list(rows)[:7]) | {"Mbpp/9999"}
         assert score.estimate("plus", k, clean).value == pytest.approx(sum(values[:7]) / 7, abs=1e-12)
         assert score.estimate("plus", k, clean).num_problems == 7
+
+
+def test_problems_that_evalplus_decides_by_speed_are_told_apart() -> None:
+    found = build({"Mbpp/2": "pp ff", "Mbpp/599": "pp pp", "Mbpp/3": "pf pf"})
+    assert found.excepted is not None
+    assert found.excepted.problems == ("Mbpp/599",)
+    assert found.excepted.pass_at_1["plus"].value == 0.25
+    assert found.pass_at_k["plus"]["1"].value == 0.5
+    assert build({"Mbpp/2": "pp ff"}).excepted is None
+    assert "excepted" not in build({"Mbpp/2": "pp ff"}).model_dump(mode="json", by_alias=True)
