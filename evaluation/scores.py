@@ -146,18 +146,7 @@ def build_score(
         ValueError: a sample counted twice, a verdict of an unknown problem, a problem without samples or a verdict
             without one of the suites: each would change the mean without a word.
     """
-    seen = Counter((v.problem_id, index) for index, v in verdicts)
-    if doubles := [key for key, times in seen.items() if times > 1]:
-        raise ValueError(f"verdicts: {doubles[0]} is there {seen[doubles[0]]} times; keep one row a sample")
-    grouped: dict[str, list[Verdict]] = {p: [] for p in problem_ids}
-    for _, verdict in verdicts:
-        if verdict.problem_id not in grouped:
-            raise ValueError(f"verdicts: {verdict.problem_id} is not a problem of {benchmark}")
-        if has_plus and verdict.plus is None:
-            raise ValueError(f"verdicts: {verdict.problem_id} lacks the plus suite that {benchmark} has")
-        grouped[verdict.problem_id].append(verdict)
-    if empty := [p for p, found in grouped.items() if not found]:
-        raise ValueError(f"verdicts: {len(empty)} problems have no samples ({', '.join(empty[:3])}, ...)")
+    grouped = _grouped(benchmark, problem_ids, verdicts, has_plus)
     problems = {p: _count(found, has_plus) for p, found in grouped.items()}
     suites: tuple[Suite, ...] = ("base", "plus") if has_plus else ("base",)
     judged = {s: [(c.n, c.base if s == "base" else c.plus or 0) for c in problems.values()] for s in suites}
@@ -178,6 +167,25 @@ def build_score(
         judge_version=judge_version,
     )
     return score.replace(excepted=_apart(score))
+
+
+def _grouped(
+    benchmark: str, problem_ids: Sequence[str], verdicts: Sequence[tuple[int, Verdict]], has_plus: bool
+) -> dict[str, list[Verdict]]:
+    """Return each problem's verdicts; refuse what would change a mean without a word."""
+    seen = Counter((v.problem_id, index) for index, v in verdicts)
+    if doubles := [key for key, times in seen.items() if times > 1]:
+        raise ValueError(f"verdicts: {doubles[0]} is there {seen[doubles[0]]} times; keep one row a sample")
+    grouped: dict[str, list[Verdict]] = {p: [] for p in problem_ids}
+    for _, verdict in verdicts:
+        if verdict.problem_id not in grouped:
+            raise ValueError(f"verdicts: {verdict.problem_id} is not a problem of {benchmark}")
+        if has_plus and verdict.plus is None:
+            raise ValueError(f"verdicts: {verdict.problem_id} lacks the plus suite that {benchmark} has")
+        grouped[verdict.problem_id].append(verdict)
+    if empty := [p for p, found in grouped.items() if not found]:
+        raise ValueError(f"verdicts: {len(empty)} problems have no samples ({', '.join(empty[:3])}, ...)")
+    return grouped
 
 
 def _apart(score: Score) -> Apart | None:

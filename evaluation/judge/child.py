@@ -236,7 +236,7 @@ def run_tests(fd, job, function, inputs):
         before, value = _cpu() if timed else 0.0, None
         try:
             value = function(*arguments)
-            raw = encode(value, as_set)
+            raw = b"v" + _dumps(value, 2) if type(value) in ATOMS and not as_set else encode(value, as_set)
         except BaseException as e:
             raw = raised(e)
         if timed:
@@ -265,10 +265,13 @@ def run_tests(fd, job, function, inputs):
 
 def receive(control):
     """Return the parent's next message and the descriptor that came with it; end when the parent is gone."""
-    while not select.select([control], [], [], 5.0)[0]:
-        if os.getppid() != PARENT:
-            _exit(0)
-    message, ancillary, _, _ = control.recvmsg(16, _socket.CMSG_SPACE(4))
+    while True:
+        try:
+            message, ancillary, _, _ = control.recvmsg(16, _socket.CMSG_SPACE(4))
+            break
+        except TimeoutError:
+            if os.getppid() != PARENT:
+                _exit(0)
     fds = [struct.unpack_from("i", data)[0] for _, kind, data in ancillary if kind == _socket.SCM_RIGHTS]
     if not message:
         _exit(0)
@@ -286,14 +289,17 @@ def status_of(pid):
 
 
 def serve(control, child_filter):
-    """Fork a child for each socket that the parent hands over; tell its pid, reap it when the parent says so."""
+    """Fork a child for each socket that the parent hands over, after reaping the one it has killed; tell its pid."""
+    control.settimeout(5.0)
     while True:
         message, fd = receive(control)
-        if message[:1] == b"w":
-            os.waitpid(struct.unpack("<i", message[1:5])[0], 0)
+        kind, pid = message[:1], struct.unpack("<i", message[1:5])[0]
+        if kind == b"s":
+            control.send(struct.pack("<i", status_of(pid)))
             continue
-        if message[:1] == b"s":
-            control.send(struct.pack("<i", status_of(struct.unpack("<i", message[1:5])[0])))
+        if pid:
+            os.waitpid(pid, 0)
+        if kind == b"w":
             continue
         try:
             pid = os.fork()

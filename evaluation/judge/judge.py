@@ -65,6 +65,7 @@ class Judge:
         self.remembered = Remembered(cache) if cache is not None else None
         self.prepared: dict[tuple[str, str], Suite] = {}
         self.known: dict[Key, Verdict] = {}
+        self.kept_names = {p.problem_id: _kept_names(p) for p in problems}
         self.lock = threading.Lock()
         self.memory_bytes, self.shared_bytes = memory_limit(), memory_limit(workers)
         self.version = JUDGE_VERSION if caged else f"{JUDGE_VERSION} uncaged"
@@ -117,6 +118,7 @@ class Judge:
                 logger.info("%d programs may have failed for want of time or memory: again, alone", len(again))
             for case in sorted(again, key=lambda c: c.key):  # alone: nothing of ours runs beside it
                 self._done(batch, case.key, self._judge_one(self.lanes.first, case, alone=True))
+            self.lanes.first.rest()
         finally:
             if self.remembered is not None:
                 self.remembered.flush()
@@ -124,7 +126,7 @@ class Judge:
         return [batch.verdicts[c.key] for c in cases]
 
     def _read(self, program: Program) -> Case:
-        reading = read(program.source, self._kept_names(program.problem_id))
+        reading = read(program.source, self.kept_names[program.problem_id])
         return Case((program.problem_id, reading.digest), program.problem_id, program.source, reading.clean)
 
     def _judge_beside_others(self, batch: Batch, again: list[Case], lane: Lane, case: Case) -> None:
@@ -282,11 +284,6 @@ class Judge:
     def _cost_s(self, problem_id: str) -> float:
         return sum(self._suite(self.problems[problem_id], n).cost_s for n in self._names(problem_id))
 
-    def _kept_names(self, problem_id: str) -> set[str]:
-        """Return every name that tests could use; programs are the same only with these alike."""
-        problem = self.problems[problem_id]
-        return {problem.entry_point, *re.findall(r"[^\W\d]\w*", "\n".join((problem.setup, *problem.asserts)))}
-
     def _prove_it_can_fail(self) -> None:
         """A judge that cannot fail a wrong program must not start (asserts switched off, a broken cage)."""
         probe = Problem(
@@ -301,3 +298,8 @@ class Judge:
         wrong = zygote.run(*suite.job(zygote, "def double(x):\n    return x + 2\n"))
         if not right.complete or wrong.complete:
             raise RuntimeError(f"the judge cannot tell right from wrong: {right.detail!r}, {wrong.detail!r}")
+
+
+def _kept_names(problem: Problem) -> set[str]:
+    """Return every name that tests could use; programs are the same only with these alike."""
+    return {problem.entry_point, *re.findall(r"[^\W\d]\w*", "\n".join((problem.setup, *problem.asserts)))}

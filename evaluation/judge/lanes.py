@@ -26,6 +26,11 @@ class Lane:
             self.zygotes[numpy] = Zygote(numpy, self.cage)
         return self.zygotes[numpy]
 
+    def rest(self) -> None:
+        """Leave no child behind: the queue is empty."""
+        for zygote in self.zygotes.values():
+            zygote.rest()
+
     def abort(self) -> None:
         """Kill them under the thread that uses them; it sees a failure of the harness."""
         for zygote in list(self.zygotes.values()):
@@ -66,7 +71,7 @@ class Lanes:
                     try:
                         item = queue.popleft()
                     except IndexError:
-                        return
+                        return lane.rest()
                     action(lane, item)
             except Exception as e:  # noqa: BLE001  carried to the caller's thread
                 queue.clear()

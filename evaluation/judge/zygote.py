@@ -51,7 +51,7 @@ class Zygote:
             start_new_session=True,
         )
         theirs.close()
-        self.control, self.oom_kills = mine, count_oom_kills()
+        self.control, self.oom_kills, self.killed = mine, count_oom_kills(), 0
         self.cage = self._wait_ready()
 
     def _wait_ready(self) -> dict[str, Any]:
@@ -107,7 +107,8 @@ class Zygote:
         mine, theirs = socket.socketpair()
         with mine:
             with theirs:
-                pid = self._ask(b"j", theirs.fileno())
+                pid = self._ask(b"j", self.killed, theirs.fileno())
+            self.killed = 0
             if pid < 0:
                 raise JudgeFailed("no process could be forked")
             child = Child(self, pid, mine, memory_limit() if memory_bytes is None else memory_bytes)
@@ -117,19 +118,26 @@ class Zygote:
                 if not child.reaped:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                    with contextlib.suppress(OSError):
-                        self.control.send(b"w" + _PID.pack(pid))
+                    self.killed = pid
+
+    def rest(self) -> None:
+        """Have the last child reaped: no other is coming soon."""
+        if self.killed:
+            with contextlib.suppress(OSError):
+                self.control.send(b"w" + _PID.pack(self.killed))
+            self.killed = 0
 
     def status_of(self, pid: int) -> int:
         """Reap a child that has ended; return its status, -1 if it has not ended after all."""
-        return self._ask(b"s", pid=pid)
+        return self._ask(b"s", pid)
 
-    def _ask(self, message: bytes, fd: int | None = None, pid: int = 0) -> int:
+    def _ask(self, kind: bytes, pid: int, fd: int | None = None) -> int:
+        message = kind + _PID.pack(pid)
         try:
             if fd is not None:
                 socket.send_fds(self.control, [message], [fd])
             else:
-                self.control.send(message + _PID.pack(pid))
+                self.control.send(message)
             answer = self.control.recv(4)
         except OSError as e:
             raise ZygoteDied(f"zygote: {e or type(e).__name__}") from e
