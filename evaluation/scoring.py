@@ -104,8 +104,9 @@ def read_samples(path: Path, problems: dict[str, Problem], partial: bool) -> lis
     seen: set[tuple[str, str]] = set()
     counts: Counter[str] = Counter()
     named = True
-    with path.open(encoding="utf-8") as f:
-        for number, line in enumerate(f, start=1):
+    with path.open("rb") as f:
+        for number, raw in enumerate(f, start=1):
+            line = _text(path, number, raw)
             if not line.strip():
                 continue
             task_id, source, identifier = _parse(path, number, line, problems)
@@ -119,6 +120,15 @@ def read_samples(path: Path, problems: dict[str, Problem], partial: bool) -> lis
             counts[task_id] += 1
     _check_counts(path, counts, problems, partial, named)
     return rows
+
+
+def _text(path: Path, number: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise InputError(
+            "samples", f"line {number} of {path.name}", f"not UTF-8 ({e.reason})", "give a JSONL file"
+        ) from e
 
 
 def _parse(path: Path, number: int, line: str, problems: dict[str, Problem]) -> tuple[str, str, str | None]:

@@ -83,6 +83,14 @@ def test_bad_files_are_refused(tmp_path, problems, rows, field, words):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("content", [b"\xd3\x00", b'{"task_id": "Test/1", "solution": "\xff"}\n', b"\x1f\x8b\x08" * 9])
+def test_a_binary_file_is_refused(tmp_path, problems, content):
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"samples=line 1 of samples.jsonl"):
+        score_samples(path, "toy", problems, tmp_path)
+
+
 def test_k_beyond_the_samples_is_refused(tmp_path, problems):
     rows = [{"task_id": p.problem_id, "solution": RIGHT} for p in problems]
     with pytest.raises(InputError, match="k=10"):
