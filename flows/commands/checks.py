@@ -119,17 +119,21 @@ def check_engine() -> Check:
 
 def check_judge() -> list[Check]:
     """The judge's cage, and planted cheats and honest programs through it."""
-    from evaluation.judge import JUDGE_VERSION
+    from evaluation.judge import Judge
     from evaluation.judge.audit import audit
 
     try:
+        with Judge([], caged=settings().caged) as judge:
+            words = {True: "yes", False: "no"}
+            parts = judge.cage.items()
+            level = ", ".join(f"{n} {words[p] if isinstance(p, bool) else p}" for n, p in parts)
         found = audit(settings().caged)
     except AblationError as e:
         return [Check(name="judge cage", ok=False, detail=str(e))]
     if not settings().caged:
         detail = "ABLATION_UNCAGED=1: programs run under limits only, and may do what this user may"
         return [Check(name="judge cage", ok=False, detail=detail, needed=False), *_told(found)]
-    return [Check(name="judge cage", ok=True, detail=f"judge {JUDGE_VERSION}"), *_told(found)]
+    return [Check(name="judge cage", ok=True, detail=f"{judge.version}: {level}"), *_told(found)]
 
 
 def _told(found: "list[AuditCheck]") -> list[Check]:
