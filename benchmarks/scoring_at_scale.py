@@ -111,7 +111,7 @@ def main() -> int:
         old.unlink()
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     data = ("--mbpp", str(args.mbpp), "--mbpp-plus", str(args.mbpp_plus), "--out", str(work / "made"))
-    command = (str(BIN / "ablation"), "score", str(path), "--benchmark", "mbpp_plus", "--partial", *data)
+    command = (str(BIN / "ablation"), "score", str(path), "--benchmark", "mbpp_plus", "--partial", "--debug", *data)
     done = subprocess.run(command, env={"HOME": str(work), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
@@ -120,7 +120,7 @@ def main() -> int:
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     added = (cpu - floor) / len(distinct) * 1e3
     again = [line for line in done.stderr.splitlines() if "again, alone" in line]
-    print(*again, sep="\n")
+    print(*(line.strip() for line in again), sep="\n")
     print(f"{args.rows} samples, {len(distinct)} distinct programs: {wall:.0f} s wall, {cpu:.0f} s CPU")
     print(f"floor, the tests alone: {floor:.0f} s CPU; the judge adds {added:.2f} ms a distinct program")
     return 0 if args.most_ms is None or added <= args.most_ms else 1

@@ -135,7 +135,7 @@ def _parse(path: Path, number: int, line: str, problems: dict[str, Problem]) -> 
     where = f"line {number} of {path.name}"
     try:
         row = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise InputError("samples", where, f"not JSON ({e})", "write one JSON object a line") from e
     if not isinstance(row, dict) or not isinstance(row.get("task_id"), str):
         raise InputError("task_id", where, "missing, or not a text", "name the problem, e.g. Mbpp/2")
@@ -146,11 +146,12 @@ def _parse(path: Path, number: int, line: str, problems: dict[str, Problem]) -> 
         )
     given = [k for k in ("solution", "completion") if k in row]
     if len(given) != 1:
-        what = "both" if given else "neither"
-        raise InputError("solution", where, f"{what} solution and completion", "give exactly one of them")
+        what, joined = ("both", "and") if given else ("neither", "nor")
+        raise InputError("solution", where, f"{what} solution {joined} completion", "give exactly one of them")
     text = row[given[0]]
     if not isinstance(text, str):
-        raise InputError(given[0], where, f"a {type(text).__name__}, not a text", "write one row for each program")
+        kind = "null" if text is None else f"a {type(text).__name__}"
+        raise InputError(given[0], where, f"{kind}, not a text", "write one row for each program")
     identifier = row.get("_identifier", row.get("index"))
     source = text if given[0] == "solution" else prompt_of(problems[task_id]) + text
     return task_id, source, None if identifier is None else str(identifier)

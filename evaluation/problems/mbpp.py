@@ -115,7 +115,8 @@ def read_rows(field: str, path: str | None) -> tuple[list[dict[str, Any]], str, 
     if path is not None:
         file = Path(path).expanduser()
         if not file.is_file():
-            raise InputError(field, path, "no such file", f"give {RIGHT_FILE[field]} with {_flag(field)} FILE")
+            what = "a folder" if file.is_dir() else "no such file"
+            raise InputError(field, path, what, f"give {RIGHT_FILE[field]} with {_flag(field)} FILE")
         rows, sha256 = _read_jsonl(field, file)
         return rows, sha256, f"sha256:{sha256}"
     with tempfile.TemporaryDirectory() as scratch:

@@ -3,12 +3,13 @@
 import argparse
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from evaluation.errors import InputError
+from evaluation.errors import InputError, MachineError
 from evaluation.problems import BENCHMARKS, load_benchmark, read_problems
 from evaluation.records import Problem
 from flows.commands.answer import Answer, table
@@ -36,13 +37,15 @@ def execute(args: argparse.Namespace) -> Answer:
     """Judge, and answer with the score; exit 1 if a sample has no verdict."""
     samples = Path(args.samples)
     if not samples.is_file():
-        raise InputError("samples", samples, "no such file", "give a JSONL file of samples")
+        what = "a folder" if samples.is_dir() else "no such file"
+        raise InputError("samples", samples, what, "give a JSONL file of samples")
     ks = parse_ks(args.k)
     workers = len(os.sched_getaffinity(0)) if args.workers is None else args.workers
     if workers < 1:
         raise InputError("workers", workers, "nothing is judged by fewer than one", "use 1 or more")
     problems = problems_of(args.benchmark, args.problems, args.mbpp, args.mbpp_plus)
     out = Path(args.out) if args.out else samples.parent
+    check_writable(out)
     from evaluation.scoring import score_samples
 
     with tqdm(desc=f"judging {samples.name}", unit=" samples", disable=None) as bar:
@@ -64,6 +67,22 @@ def execute(args: argparse.Namespace) -> Answer:
             progress=progress,
         )
     return score_answer(score, out)
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a folder that results could not be written to, before anything is judged.
+
+    Raises:
+        MachineError: with the reason.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as e:
+        raise MachineError(
+            "out", out, f"cannot be written ({e.strerror or e})", "give another folder with --out"
+        ) from e
 
 
 def cache_folder() -> Path | None:

@@ -91,6 +91,13 @@ def test_a_binary_file_is_refused(tmp_path, problems, content):
         score_samples(path, "toy", problems, tmp_path)
 
 
+def test_json_without_end_is_refused(tmp_path, problems):
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"task_id": "Test/1", "solution": "", "more": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with pytest.raises(InputError, match=r"samples=line 1 of samples.jsonl: not JSON"):
+        score_samples(path, "toy", problems, tmp_path)
+
+
 def test_k_beyond_the_samples_is_refused(tmp_path, problems):
     rows = [{"task_id": p.problem_id, "solution": RIGHT} for p in problems]
     with pytest.raises(InputError, match="k=10"):

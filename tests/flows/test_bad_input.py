@@ -266,3 +266,12 @@ def test_a_store_that_holds_another_run_is_refused_with_the_difference(tmp_path:
     last = found.stderr.splitlines(keepends=True)[-1]
     assert LINE.fullmatch(last) and "cell_config.steps: 4 -> 8" in last
     assert not (tmp_path / "runs" / cell.name / "rollouts").exists()
+
+
+@pytest.mark.parametrize("out", ["/proc/nowhere", "/dev/null/x"])
+def test_results_that_could_not_be_written_are_refused_before_anything_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    (tmp_path / "s.jsonl").write_text('{"task_id": "Toy/1", "solution": ""}\n')
+    line = refused(capsys, 3, "score", str(tmp_path / "s.jsonl"), "--benchmark", "toy_plus", "--partial", "--out", out)
+    assert line.startswith(f"error: out={out}: cannot be written (")
