@@ -22,7 +22,7 @@ LONG_FILES: dict[str, str] = {
 """File -> why it is longer."""
 
 LONG_FUNCTIONS: dict[str, str] = {
-    "training/trainer.py:grpo_config": "a table: every setting that makes TRL mean what the specification says",
+    "training/config.py:grpo_config": "a table: every setting that makes TRL mean what the specification says",
     "flows/embedded.py:run": "the start of a flow that must not be imported before its environment is set",
     "training/run.py:_steps": "one attempt from the trainer's making to its three endings, in order",
 }

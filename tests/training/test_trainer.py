@@ -17,7 +17,8 @@ from flows.experiments import EXPERIMENTS
 from training.callbacks import Guard, StepLog
 from training.folder import RunFolder, Runtime
 from training.run import load_model, read_folder
-from training.trainer import CellTrainer, grpo_config, stream_seed
+from training.config import grpo_config
+from training.trainer import CellTrainer, stream_seed
 
 Make = Callable[..., RunFolder]
 
