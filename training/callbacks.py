@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from evaluation.manifests import is_complete, write_manifest
 from training.cell import MODELS
 from training.exports import export_checkpoint
 from training.folder import CellFile, RunFolder
+from training.processes import Processes
 
 if TYPE_CHECKING:
     from training.trainer import CellTrainer
@@ -54,7 +56,8 @@ class StepLog(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop what later steps left, for they will be taken again."""
-        rewind(self.folder, state.global_step)
+        assert self.trainer is not None
+        self.trainer.processes.on_main(lambda: rewind(self.folder, state.global_step))
         self.started, self.first_step = time.monotonic(), state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -72,6 +75,10 @@ class StepLog(TrainerCallback):
 
     def write(self, step: int, grad_norm: float) -> None:
         """Append one line and report progress; of a step that broke off in sampling every number is NaN."""
+        assert self.trainer is not None
+        self.trainer.processes.on_main(lambda: self._write(step, grad_norm))
+
+    def _write(self, step: int, grad_norm: float) -> None:
         assert self.trainer is not None
         row = self.trainer.row
         replay = row.get("replay")
@@ -130,6 +137,7 @@ class Guard(TrainerCallback):
     def __init__(self, checkpoints: tuple[int, ...], resume_every: int | None) -> None:
         self.checkpoints, self.resume_every = frozenset(checkpoints), resume_every
         self.trainer: CellTrainer | None = None
+        self.processes = Processes()
         self.stopped = False
         self.saved_step = 0
 
@@ -155,6 +163,7 @@ class Guard(TrainerCallback):
         Raises:
             Stopped: asked to stop, and nothing would be lost.
         """
+        self.stopped = self.processes.any(self.stopped)
         if self.stopped and state.global_step == self.saved_step:
             raise self.stop(state.global_step)
 
@@ -175,12 +184,14 @@ class Guard(TrainerCallback):
         step = state.global_step + 1
         if not math.isfinite(self.trainer.row["loss"]):
             raise Diverged(step, "loss")
-        if not all(bool(torch.isfinite(p.grad).all()) for p in model.parameters() if p.grad is not None):
+        finite = all(bool(torch.isfinite(p.grad).all()) for p in model.parameters() if p.grad is not None)
+        if self.processes.any(not finite):
             raise Diverged(step, "gradient")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ask for a save where one is due."""
         step = state.global_step
+        self.stopped = self.processes.any(self.stopped)  # the signal may have come to one process only
         due = step in self.checkpoints or (self.resume_every is not None and step % self.resume_every == 0)
         control.should_save = due or self.stopped
         control.should_training_stop = control.should_training_stop or self.stopped
@@ -199,19 +210,33 @@ class Guard(TrainerCallback):
         Raises:
             Diverged: one is not finite.
         """
-        if logs and "grad_norm" in logs and not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
-            raise Diverged(state.global_step, "weight")
+        if logs and "grad_norm" in logs:
+            finite = all(bool(torch.isfinite(p).all()) for p in model.parameters())
+            if self.processes.any(not finite):
+                raise Diverged(state.global_step, "weight")
 
 
 def save_resume(trainer: "CellTrainer", save_trainer_state: Callable[[], None]) -> None:
-    """Write `resume/step_N`, then `global_step_N` if it is a checkpoint; each whole or absent, in this order."""
-    folder, step = trainer.folder, trainer.state.global_step
-    final = folder.resume(step)
+    """Write `resume/step_N`, then `global_step_N` if it is a checkpoint; each whole or absent, in this order.
+
+    Of several processes each leaves its random state in Trainer's folder; the main one does everything else.
+    """
+    final = trainer.folder.resume(trainer.state.global_step)
     scratch = final.with_name(final.name + PARTIAL)
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+
+    def clear() -> None:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+
+    trainer.processes.on_main(clear)
     trainer.args.output_dir = str(scratch)
-    save_trainer_state()
+    trainer.processes.together(save_trainer_state)
+    trainer.processes.on_main(lambda: _complete(trainer, scratch, final))
+
+
+def _complete(trainer: "CellTrainer", scratch: Path, final: Path) -> None:
+    """Add to Trainer's folder what it does not save, put it in its place, and make the checkpoint."""
+    folder, step = trainer.folder, trainer.state.global_step
     inner = scratch / f"checkpoint-{step}"
     write_json(
         inner / "cell_state.json",

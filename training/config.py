@@ -16,12 +16,15 @@ def grpo_config(cell: Cell, runtime: Runtime, scratch: Path, longest_prompt: int
 
     Args:
         cell: what is trained.
-        runtime: where; the micro-batch is lowered to a divisor of the step's rollouts.
+        runtime: where; the micro-batch is lowered to a divisor of a process's share of the step's rollouts.
         scratch: Trainer's own output folder.
         longest_prompt: tokens; sets the context length of a vLLM engine.
+
+    Raises:
+        InputError: the step cannot be dealt out evenly among the processes.
     """
     g, cuda = cell.grpo, runtime.device.startswith("cuda")
-    rollouts = g.prompts_per_step * g.rollouts_per_prompt
+    rollouts = runtime.share(g)
     micro = min(runtime.micro_batch, rollouts)
     while rollouts % micro:
         micro -= 1
@@ -69,4 +72,5 @@ def grpo_config(cell: Cell, runtime: Runtime, scratch: Path, longest_prompt: int
         disable_tqdm=True,
         dataloader_num_workers=0,
         dataloader_pin_memory=cuda,
+        ddp_find_unused_parameters=False,
     )

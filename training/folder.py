@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from evaluation.errors import InputError
 from evaluation.files import PARTIAL
 from evaluation.manifests import MANIFEST, Revisions
 from evaluation.prompts import PromptSpec
 from evaluation.records import Record
-from training.cell import Cell, Identity
+from training.cell import Cell, Grpo, Identity
 
 
 class CellFile(Record):
@@ -44,6 +45,8 @@ class Runtime(Record):
     problems_path: str
     """JSONL of training problems (`evaluation.records.Problem`)."""
     device: str = "cpu"
+    num_processes: int = Field(default=1, ge=1)
+    """Processes that train the cell together, a GPU each; more than one are started by `training.launch`."""
     num_threads: int = Field(default=1, ge=1)
     micro_batch: int = Field(default=64, ge=1)
     """Completions a forward pass; the gradient does not depend on it beyond rounding."""
@@ -56,6 +59,18 @@ class Runtime(Record):
     resume_every: int | None = Field(default=None, ge=1)
     """Steps between resume states beside those at checkpoints; None saves at checkpoints only."""
     keep_resume: int = Field(default=2, ge=1)
+
+    def share(self, grpo: Grpo) -> int:
+        """Return how many of a step's rollouts each process takes: whole groups, the same for all.
+
+        Raises:
+            InputError: the step's prompts cannot be dealt out evenly.
+        """
+        prompts, n = grpo.prompts_per_step, self.num_processes
+        if prompts % n:
+            fits = ", ".join(str(d) for d in range(1, min(prompts, n) + 1) if prompts % d == 0)
+            raise InputError("num_processes", n, f"does not divide the {prompts} prompts of a step", f"use {fits}")
+        return prompts // n * grpo.rollouts_per_prompt
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,11 @@ class RunFolder:
     def runtime_json(self) -> Path:
         """Where and how it runs."""
         return self.root / "runtime.json"
+
+    @property
+    def accelerate_yaml(self) -> Path:
+        """How several processes are started."""
+        return self.root / "accelerate.yaml"
 
     @property
     def logs(self) -> Path:

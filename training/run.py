@@ -20,6 +20,7 @@ from evaluation.problems import read_problems
 from evaluation.program import explain, run_program
 from evaluation.prompts import check
 from training.folder import CellFile, Result, RunFolder, Runtime
+from training.processes import Processes, join
 
 logger = logging.getLogger("training")
 
@@ -41,9 +42,14 @@ def train(folder: RunFolder) -> int:
     """Bring the cell to its end, from wherever it is."""
     cell_file, runtime = read_folder(folder)
     refuse_other(folder, cell_file)
+    processes = Processes()
     if not folder.result_json.exists():
-        _train(folder, cell_file, runtime)
-    close(folder, cell_file)
+        processes = join(runtime)
+        with processes.reporting():
+            _train(folder, cell_file, runtime, processes)
+    if processes.main:
+        close(folder, cell_file)
+    processes.leave()
     return 0
 
 
@@ -68,6 +74,7 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
     cuda = runtime.device.startswith("cuda")
     if cell_file.cell.grpo.compute_dtype == "bfloat16" and not cuda:
         raise MachineError("device", runtime.device, "bfloat16 cells are trained on a GPU", "set device to cuda")
+    runtime.share(cell_file.cell.grpo)
     return cell_file, runtime
 
 
@@ -85,7 +92,7 @@ def refuse_other(folder: RunFolder, cell_file: CellFile) -> None:
             raise InputError("cell", part, f"holds another run ({difference})", "use another --runs folder")
 
 
-def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
+def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: Processes) -> None:
     import torch
     from transformers import logging as transformers_logging
 
@@ -106,9 +113,9 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
         if step in cell.checkpoints:  # killed between the resume state and its checkpoint
             from training.callbacks import make_checkpoint
 
-            make_checkpoint(folder, cell_file, model, tokenizer, step)
+            processes.on_main(lambda: make_checkpoint(folder, cell_file, model, tokenizer, step))
         if step >= cell.steps:
-            write_json(folder.result_json, Result(end="finished", last_step=cell.steps, onset_step=None))
+            _end(folder, processes, Result(end="finished", last_step=cell.steps, onset_step=None))
             return
     problems = read_problems(Path(runtime.problems_path))
     if len(problems) < cell.grpo.prompts_per_step:
@@ -183,6 +190,7 @@ def _steps(
         callbacks=[log, guard],  # the step's line first, then the look at the weights
     )
     log.trainer = guard.trainer = trainer
+    guard.processes = trainer.processes
     if resume is not None:
         trainer.restore(resume)
     guard.install()
@@ -191,22 +199,26 @@ def _steps(
     except Diverged as diverged:
         if diverged.step > trainer.state.global_step:  # broken off before Trainer logged it
             log.write(diverged.step, math.nan)
-        _end_diverged(folder, diverged.step, diverged.what)
+        _end_diverged(folder, trainer.processes, diverged.step, diverged.what)
         return
     except NonFiniteLogits:
         log.write(trainer.step_number, math.nan)
-        _end_diverged(folder, trainer.step_number, "logit")
+        _end_diverged(folder, trainer.processes, trainer.step_number, "logit")
         return
     if guard.stopped and trainer.state.global_step < cell.steps:
         raise guard.stop(trainer.state.global_step)
     if trainer.state.global_step != cell.steps:
         raise RuntimeError(f"trained {trainer.state.global_step} of {cell.steps} steps")
-    write_json(folder.result_json, Result(end="finished", last_step=cell.steps, onset_step=None))
+    _end(folder, trainer.processes, Result(end="finished", last_step=cell.steps, onset_step=None))
 
 
-def _end_diverged(folder: RunFolder, step: int, what: str) -> None:
+def _end_diverged(folder: RunFolder, processes: Processes, step: int, what: str) -> None:
     logger.warning("diverged: a %s is not finite at step %d", what, step)
-    write_json(folder.result_json, Result(end="diverged", last_step=step, onset_step=step))
+    _end(folder, processes, Result(end="diverged", last_step=step, onset_step=step))
+
+
+def _end(folder: RunFolder, processes: Processes, result: Result) -> None:
+    processes.on_main(lambda: write_json(folder.result_json, result))
 
 
 def close(folder: RunFolder, cell_file: CellFile) -> None:

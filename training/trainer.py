@@ -3,10 +3,12 @@
 What is overridden, and why (tests/training/test_trl_pins.py fails when TRL changes underneath):
 
 - `_get_train_sampler`: TRL's order depends on how many epochs one process has seen; ours on (seed, epoch) alone.
+  Where the data loader is sharded and skips, accelerate does not tell it the epoch: it is set when it is made.
 - `_generate_and_score_completions`: per-step seeds, and the step's rollouts with their advantages.
 - `_compute_loss`: rows without advantage add nothing to the loss (unless there is a KL term), so they may be left out
   of the forward pass.
 - `training_step`: replay's own micro-batches, in the same optimizer step, before the gradient is clipped.
+  Several processes sample, judge and replay a share each; the figures and rollouts that are kept are everybody's.
 - `_save_checkpoint`: resume states whole or absent, and the published checkpoint after its resume state.
 
 With no term and `drop_zero` off, loss and gradients are TRL's own.
@@ -15,7 +17,7 @@ With no term and `drop_zero` off, loss and gradients are TRL's own.
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from evaluation.records import Outcome, Problem
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
 from training.objectives import collate, mean_token_nll
+from training.processes import agreed
 from training.replay import Draw, ReplayBuffer
 from training.reward import score_rollouts
 from training.rollouts import Rollout, draw_step, write_rollouts
@@ -78,6 +81,7 @@ class CellTrainer(GRPOTrainer):
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
         self.term = cell.terms[0] if cell.terms else None
         self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
+        self.first_epoch = 0
         self.row: dict[str, Any] = {}
         self.step_rollouts: list[Rollout] = []
         self.outcomes: list[Outcome] = []
@@ -93,6 +97,7 @@ class CellTrainer(GRPOTrainer):
             callbacks=callbacks,
             rollout_func=_roll_out,
         )
+        self.processes = agreed(runtime)
         self.remove_callback(PrinterCallback)  # prints TRL's figures; ours are in steps.jsonl
 
     @property
@@ -103,11 +108,16 @@ class CellTrainer(GRPOTrainer):
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
         s = super()._get_train_sampler(dataset)
         assert isinstance(s, RepeatSampler)
-        return EpochSampler(s.data_source, s.mini_repeat_count, s.batch_size, s.repeat_count, s.shuffle, s.seed)
+        sampler = EpochSampler(s.data_source, s.mini_repeat_count, s.batch_size, s.repeat_count, s.shuffle, s.seed)
+        sampler.set_epoch(self.first_epoch)
+        return sampler
 
     def _make_reward(self) -> Any:
         def passes_asserts(prompts: Any, completions: list[str], problem_id: list[str], **_: Any) -> list[float]:
-            self.outcomes = score_rollouts(self.judge, self.spec, self.problems, problem_id, self._texts())
+            texts = self._texts()
+            self.outcomes = self.processes.together(
+                lambda: score_rollouts(self.judge, self.spec, self.problems, problem_id, texts)
+            )
             return [float(o is Outcome.PASS) for o in self.outcomes]
 
         return passes_asserts
@@ -125,9 +135,9 @@ class CellTrainer(GRPOTrainer):
         return out
 
     def _record(self, inputs: list[dict[str, Any]], advantages: list[float]) -> None:
-        """Keep the step's rollouts on disk, and its means for the log."""
+        """Keep the step's rollouts, those of all processes, on disk, and their means for the log."""
         group, texts = self.cell.grpo.rollouts_per_prompt, self._texts()
-        self.step_rollouts = [
+        mine = [
             Rollout(
                 problem_id=x["problem_id"],
                 index=i % group,
@@ -144,27 +154,31 @@ class CellTrainer(GRPOTrainer):
                 zip(inputs, texts, self.completions, self.outcomes, advantages, strict=True)
             )
         ]
-        write_rollouts(self.folder.rollout(self.step_number), self.step_rollouts)
+        self.step_rollouts = self.processes.gather(mine)
+        entropies = self.processes.gather([c.entropy_sum for c in self.completions])
+        self.processes.on_main(lambda: write_rollouts(self.folder.rollout(self.step_number), self.step_rollouts))
         count = len(self.step_rollouts)
-        tokens = sum(len(c.token_ids) for c in self.completions)
+        tokens = sum(len(r.token_ids) for r in self.step_rollouts)
         self.row |= {
             "reward": sum(r.reward for r in self.step_rollouts) / count,
-            "entropy": sum(c.entropy_sum for c in self.completions) / tokens,
+            "entropy": sum(entropies) / tokens,
             "mean_tokens": tokens / count,
-            "truncated_fraction": sum(c.finish_reason == "length" for c in self.completions) / count,
+            "truncated_fraction": sum(r.finish_reason == "length" for r in self.step_rollouts) / count,
             "loss": 0.0,
             "replay": None,
         }
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         if self.runtime.drop_zero and self.beta == 0 and model.training:
-            inputs = _with_advantage(inputs)
+            inputs = _with_advantage(inputs, self.processes.most)
         return super()._compute_loss(model, inputs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Take a micro-batch; after the last of the step, add the replayed rollouts' gradient to it."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.row["loss"] += loss.item()
+        if self.accelerator.sync_gradients:
+            self.row["loss"] = self.processes.mean(self.row["loss"])  # as DDP averages the gradients
         if self.accelerator.sync_gradients and self.buffer is not None:
             draw = self.buffer.draw(self.step_number)
             nll = self._replay_backward(model, draw)
@@ -176,25 +190,30 @@ class CellTrainer(GRPOTrainer):
         return loss
 
     def _replay_backward(self, model: Any, draw: Draw) -> float | None:
-        """Add lambda x mean-token NLL of the drawn completions to the gradient; return the NLL."""
+        """Add lambda x mean-token NLL of the drawn completions to the gradient; return the NLL.
+
+        The mean is over the tokens of all of them, whichever process takes them. DDP averages over the processes, so
+        each multiplies by their number; what it has averaged before is the same everywhere and stays what it is.
+        """
         if not draw.rollouts:
             return None
         assert self.term is not None
         total, nll = sum(len(r.token_ids) for r in draw.rollouts), 0.0
         by_length = sorted(draw.rollouts, key=lambda r: len(r.prompt_ids) + len(r.token_ids))
-        for start in range(0, len(by_length), self.runtime.micro_batch):
-            part = by_length[start : start + self.runtime.micro_batch]
+        width = self.runtime.micro_batch * self.processes.count
+        for start in range(0, len(by_length), width):
+            part, counts = self.processes.share(by_length[start : start + width])
             batch = collate(
                 [(r.prompt_ids, r.token_ids) for r in part],
                 self.tokenizer.pad_token_id,
                 self.accelerator.device,
             )
-            width = batch.completion_mask_BT.shape[1]
-            logprobs, _, _ = self._get_per_token_logps_and_entropies(model, batch.ids_BT, batch.attention_BT, width)
-            loss = mean_token_nll(logprobs, batch.completion_mask_BT, total)
-            self.accelerator.backward(self.term.weight * loss)
+            longest = batch.completion_mask_BT.shape[1]
+            logprobs, _, _ = self._get_per_token_logps_and_entropies(model, batch.ids_BT, batch.attention_BT, longest)
+            loss = mean_token_nll(logprobs, batch.completion_mask_BT, total) * counts
+            self.accelerator.backward(self.term.weight * self.processes.count * loss)
             nll += loss.item()
-        return nll
+        return self.processes.total(nll)
 
     def _restock(self) -> None:
         """Let this step's groups into the buffer, after its draw."""
@@ -224,6 +243,7 @@ class CellTrainer(GRPOTrainer):
         """Take up everything that Trainer does not save itself."""
         state = json.loads((resume / "cell_state.json").read_text(encoding="utf-8"))
         self._step = state["global_step"] * self.args.gradient_accumulation_steps
+        self.first_epoch = state["global_step"] // (len(self.problems) // self.cell.grpo.prompts_per_step)
         if self.buffer is not None:
             self.buffer.restore(state["replay"])
 
@@ -235,15 +255,17 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
     ids = trainer.batch_problem_ids[::group]
     tokens = [trainer.prompt_tokens[p] for p in ids]
     policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    drawn = draw_step(
-        trainer.vllm_generation.llm if trainer.use_vllm else policy,
-        trainer.tokenizer,
-        trainer.spec,
-        trainer.cell.grpo,
-        tokens,
-        ids,
-        trainer.cell.seed,
-        trainer.state.global_step,
+    drawn = trainer.processes.together(
+        lambda: draw_step(
+            trainer.vllm_generation.llm if trainer.use_vllm else policy,
+            trainer.tokenizer,
+            trainer.spec,
+            trainer.cell.grpo,
+            tokens,
+            ids,
+            trainer.cell.seed,
+            trainer.state.global_step,
+        )
     )
     trainer.completions = [c for completions in drawn for c in completions]
     return {
@@ -253,12 +275,15 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
     }
 
 
-def _with_advantage(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Keep the rows whose advantage is not zero (one at least); the loss is normalised by all tokens all the same."""
+def _with_advantage(inputs: dict[str, Any], most: Callable[[int], int]) -> dict[str, Any]:
+    """Keep the rows whose advantage is not zero (one at least); the loss is normalised by all tokens all the same.
+
+    TRL gathers a figure a row from all processes: each keeps as many rows as `most` says that one of them needs.
+    """
     rows = len(inputs["advantages"])
     keep = inputs["advantages"] != 0
-    if not bool(keep.any()):
-        keep[0] = True
+    missing = most(max(1, int(keep.sum()))) - int(keep.sum())
+    keep[(~keep).nonzero().flatten()[:missing]] = True
     kept = {k: v[keep] if torch.is_tensor(v) and v.ndim and len(v) == rows else v for k, v in inputs.items()}
     longest = int(kept["completion_mask"].sum(1).max().clamp(min=1))
     width = inputs["completion_mask"].shape[1]

@@ -36,8 +36,8 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
     (
         GRPOTrainer._generate_and_score_completions,
         "1fa48922792dcd5c72da155cfe99db477771a7c61cde15519fe8c86d0cdc0b65",
-        "that its advantages come back in input order (_record zips them), that old log-probs are skipped on policy, "
-        "and that num_items_in_batch counts the tokens of all rollouts (drop_zero relies on it)",
+        "that its advantages come back in input order, this process's own (_record zips them), that old log-probs are "
+        "skipped on policy, and that num_items_in_batch counts the tokens of all rollouts of all processes (drop_zero)",
     ),
     (
         GRPOTrainer._generate,
@@ -77,8 +77,9 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
     (
         GRPOTrainer._compute_loss,
         "80295546bbdbf6f711acce7f6e69b0100ab40aa8f23ed8052cc564ff024e3e40",
-        "that a row's only part in the loss is proportional to its advantage, and the normaliser is "
-        "num_items_in_batch (_with_advantage leaves rows out)",
+        "that a row's only part in the loss is proportional to its advantage, and the normaliser is num_items_in_batch "
+        "(_with_advantage leaves rows out) over the number of processes (training_step takes the mean of the losses); "
+        "and that only figures a row are gathered (so that all processes keep equally many)",
     ),
     (
         GRPOTrainer._get_per_token_logps_and_entropies,
