@@ -136,9 +136,9 @@ def prepare_work(parameters: Parameters, store: Store, runs: Path, *, here: bool
 
 
 def slots(work: Work) -> int:
-    """Return how many cells this machine serves at a time: one a core, or one a GPU but one that scores."""
+    """Return how many cells this machine serves at a time: one a core, or what GPUs there are but one that scores."""
     here = settings()
-    return max(1, len(here.gpus) - 1 if work.needs_gpu else here.cores)
+    return max(1, (len(here.gpus) - 1) // here.gpus_per_cell if work.needs_gpu else here.cores)
 
 
 def run_here(work: Work, board: Board, parameters: Parameters, *, scoring: bool = True) -> list[str]:
@@ -154,8 +154,9 @@ def run_here(work: Work, board: Board, parameters: Parameters, *, scoring: bool 
         seal=lambda cell: submit(publish_records, work, cell),
         score=score if scoring else None,
     )
-    one_gpu = scoring and work.needs_gpu and len(settings().gpus) == 1
-    loop = Loop(work, units, parameters.max_parallel_cells or slots(work), scores_first=one_gpu)
+    here = settings()
+    no_spare = scoring and work.needs_gpu and len(here.gpus) <= here.gpus_per_cell  # beside a cell nothing is scored
+    loop = Loop(work, units, parameters.max_parallel_cells or slots(work), scores_first=no_spare)
     with stopping_children():
         loop.run()
         child.close()

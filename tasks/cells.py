@@ -15,7 +15,7 @@ from tasks.retries import ONCE_EACH
 from tasks.settings import child_environment, settings
 from tasks.work import Work
 from training.cell import Cell
-from training.folder import CellFile, Runtime
+from training.folder import CellFile, RunFolder, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +44,22 @@ def train(work: Work, cell: Cell, board: Board) -> None:
         if work.ended_here(cell):
             return
         fetch_resume(work, cell)
-        with on_device(work.needs_gpu) as (env, fds):
+        runtime = runtime_of(work, cell)
+        with on_device(work.needs_gpu, runtime.num_processes) as (env, fds):
             run_to_end(
-                [sys.executable, "-m", "training.run", str(folder.root)],
+                command(runtime, folder),
                 log=folder.root / "train.log",
                 env=child_environment(threads(work)) | env,
                 keep_fds=(held, *fds),
                 on_tick=lambda: board.show(cell.name, folder.root / "progress.json"),
             )
     board.finish(cell.name)
+
+
+def command(runtime: Runtime, folder: RunFolder) -> list[str]:
+    """Return what trains the cell in `folder`: one process, or the launcher of several."""
+    module = "training.run" if runtime.num_processes == 1 else "training.launch"
+    return [sys.executable, "-m", module, str(folder.root)]
 
 
 def threads(work: Work) -> int:
@@ -64,9 +71,10 @@ def write_folder(work: Work, cell: Cell) -> None:
     """Write cell.json (refusing another one) and runtime.json.
 
     Raises:
-        InputError: with the fields that differ.
+        InputError: with the fields that differ; or the cell's steps cannot be dealt out among that many GPUs.
     """
-    folder = work.folder(cell)
+    folder, runtime = work.folder(cell), runtime_of(work, cell)
+    runtime.share(cell.grpo)
     identity = work.identity(cell)
     mine = CellFile(cell=cell, prompt=work.prompt, split_sha256=identity.split_sha256, revisions=identity.revisions)
     if folder.cell_json.is_file():
@@ -75,7 +83,7 @@ def write_folder(work: Work, cell: Cell) -> None:
             raise InputError("runs", folder.root, "holds another configuration", "use another --runs folder")
     else:
         write_json(folder.cell_json, mine)
-    write_json(folder.runtime_json, runtime_of(work, cell))
+    write_json(folder.runtime_json, runtime)
 
 
 def runtime_of(work: Work, cell: Cell) -> Runtime:
@@ -86,6 +94,7 @@ def runtime_of(work: Work, cell: Cell) -> Runtime:
         model_revision=work.files.revision,
         problems_path=work.prepared.train,
         device="cuda" if gpu else "cpu",
+        num_processes=settings().gpus_per_cell if gpu else 1,
         num_threads=threads(work),
         micro_batch=64 if small else 8 if gpu else 4,
         sampler="vllm" if gpu and importlib.util.find_spec("vllm") else "transformers",

@@ -163,11 +163,15 @@ def locked(path: Path, patience_s: float = math.inf) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def on_device(needs_gpu: bool) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+def on_device(needs_gpu: bool, count: int = 1) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
     """Hold what a child runs on; yields its environment and the descriptors to hand down.
 
+    Args:
+        needs_gpu: False where a core will do, and nothing is held.
+        count: GPUs of the child.
+
     Raises:
-        MachineError: a GPU is needed and this host has none.
+        MachineError: GPUs are needed and this host has not as many.
         Stopped: STOPPING was set while waiting.
     """
     if not needs_gpu:
@@ -176,26 +180,45 @@ def on_device(needs_gpu: bool) -> Iterator[tuple[dict[str, str], tuple[int, ...]
     here = settings()
     if not here.gpus:
         raise MachineError("gpu", "none", "this host has no GPU", "run it on one that has")
-    with one_gpu(here.gpus, here.locks) as held:
+    if len(here.gpus) < count:
+        raise MachineError("gpu", len(here.gpus), f"a cell takes {count} here", "lower ABLATION_GPUS_PER_CELL")
+    with some_gpus(here.gpus, here.locks, count) as held:
         yield held
 
 
 @contextlib.contextmanager
-def one_gpu(gpus: Sequence[str], folder: Path) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-    """Hold a free GPU of this host by a lock file; yields its environment and the descriptor to hand down.
+def some_gpus(gpus: Sequence[str], folder: Path, count: int = 1) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+    """Hold `count` free GPUs of this host by lock files; yields their environment and the descriptors to hand down.
+
+    All or none, so that nobody waits with a GPU in hand; one tries at a time, or two could each take half for ever.
 
     Raises:
         Stopped: STOPPING was set while waiting.
     """
     folder.mkdir(parents=True, exist_ok=True)
     while not STOPPING.is_set():
-        for gpu in gpus:
-            with (folder / f"gpu{gpu}.lock").open("w") as f:
-                try:
-                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                yield {"CUDA_VISIBLE_DEVICES": gpu}, (f.fileno(),)
+        with contextlib.ExitStack() as held:
+            with (folder / "gpus.lock").open("w") as turn:
+                fcntl.flock(turn, fcntl.LOCK_EX)  # for as long as it takes to look at every GPU
+                taken = _free(gpus, folder, count, held)
+            if len(taken) == count:
+                yield {"CUDA_VISIBLE_DEVICES": ",".join(taken)}, tuple(taken.values())
                 return
         time.sleep(0.5)
     raise Stopped("signal=TERM: stopped while waiting for a GPU")
+
+
+def _free(gpus: Sequence[str], folder: Path, count: int, held: contextlib.ExitStack) -> dict[str, int]:
+    """Lock the first `count` free GPUs, or as many as there are; return the descriptor of each."""
+    taken: dict[str, int] = {}
+    for gpu in gpus:
+        if len(taken) == count:
+            break
+        f = (folder / f"gpu{gpu}.lock").open("w")
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            f.close()
+            continue
+        taken[gpu] = held.enter_context(f).fileno()
+    return taken

@@ -94,8 +94,9 @@ class EvaluationChild:
     def __init__(self, work: Work, name: str = "evaluation") -> None:
         gpu = self.needs_gpu = work.needs_gpu
         self.folder = work.runs / name
-        # With a GPU of its own the child may keep it; an only one goes back to the cells as soon as nothing is to do.
-        linger_s = 0.0 if gpu and len(settings().gpus) < 2 else LINGER_S
+        here = settings()
+        # With a GPU of its own the child may keep it; one that a cell needs goes back as soon as nothing is to do.
+        linger_s = 0.0 if gpu and len(here.gpus) <= here.gpus_per_cell else LINGER_S
         self.request = Request(
             prompt=work.prompt,
             problems=work.prepared.benchmarks,

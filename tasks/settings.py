@@ -41,10 +41,18 @@ CHILD_KEEPS = (
     "NO_PROXY",
     "SSL_CERT_FILE",
     "MBPP_OVERRIDE_PATH",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
     "COVERAGE_PROCESS_CONFIG",
     "COVERAGE_PROCESS_START",
 )
 """What a trainer or evaluator gets of our environment: no storage or server credentials. A program gets nothing."""
+
+MAX_GPUS = 64
+"""More are in no one host."""
 
 
 class Settings(Record):
@@ -54,6 +62,8 @@ class Settings(Record):
     """`process`: children of this process; `deployment`: child flow runs in the work pools `gpu` and `eval`."""
     gpus: tuple[str, ...] = ()
     """Devices that cells may use here."""
+    gpus_per_cell: int = 1
+    """Devices that train one cell together (`ABLATION_GPUS_PER_CELL`)."""
     cores: int = 1
     locks: Path = Path("/tmp")
     """Lock files of this host's devices, the same for every run of this user."""
@@ -67,15 +77,17 @@ def settings() -> Settings:
     """Read the environment.
 
     Raises:
-        InputError: ABLATION_LAUNCHER or ABLATION_UNCAGED has a value that it cannot have.
+        InputError: ABLATION_LAUNCHER, ABLATION_UNCAGED or ABLATION_GPUS_PER_CELL has a value that it cannot have.
     """
     launcher = os.environ.get("ABLATION_LAUNCHER", "process")
     if launcher not in {"process", "deployment"}:
         raise InputError("ABLATION_LAUNCHER", launcher, "unknown launcher", "use process or deployment")
+    gpus = _gpus()
     return Settings.model_validate(
         {
             "launcher": launcher,
-            "gpus": _gpus(),
+            "gpus": gpus,
+            "gpus_per_cell": _gpus_per_cell(len(gpus)),
             "cores": len(os.sched_getaffinity(0)),
             "locks": Path(tempfile.gettempdir()) / f"ablation-gpus-{os.getuid()}",
             "caged": _caged(),
@@ -89,6 +101,16 @@ def _caged() -> bool:
     if insisted not in {"", "0", "1"}:
         raise InputError("ABLATION_UNCAGED", insisted, "neither 0 nor 1", "set 1 to run programs without the cage")
     return insisted != "1"
+
+
+def _gpus_per_cell(here: int) -> int:
+    """Read how many GPUs train a cell together; a host without any only plans, or hands the cells to others."""
+    asked = os.environ.get("ABLATION_GPUS_PER_CELL") or "1"
+    most = here or MAX_GPUS
+    if not (asked.isascii() and asked.isdecimal() and 1 <= int(asked) <= most):
+        reason = f"this host has {here}" if here else f"not a number from 1 to {most}"
+        raise InputError("ABLATION_GPUS_PER_CELL", asked, reason, f"use 1 to {most}")
+    return int(asked)
 
 
 def _gpus() -> tuple[str, ...]:

@@ -13,7 +13,8 @@ import pytest
 
 from evaluation.errors import InputError, MachineError, Stopped
 from tasks import launch
-from tasks.launch import ChildDied, ChildFailed, error_line, locked, one_gpu, run_child, run_to_end
+from tasks.launch import ChildDied, ChildFailed, error_line, locked, on_device, run_child, run_to_end, some_gpus
+from tasks.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -175,12 +176,70 @@ def test_a_lock_is_free_when_its_last_holder_ends(tmp_path):
 
 
 def test_two_holders_get_two_gpus_and_a_third_waits(tmp_path):
-    with one_gpu(("0", "1"), tmp_path) as (first, fds), one_gpu(("0", "1"), tmp_path) as (second, _):
+    with some_gpus(("0", "1"), tmp_path) as (first, fds), some_gpus(("0", "1"), tmp_path) as (second, _):
         assert (first, second) == ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"})
         assert len(fds) == 1
         launch.STOPPING.set()
-        with pytest.raises(Stopped), one_gpu(("0", "1"), tmp_path):
+        with pytest.raises(Stopped), some_gpus(("0", "1"), tmp_path):
             pass
         launch.STOPPING.clear()
-    with one_gpu(("1",), tmp_path) as (third, _):
+    with some_gpus(("1",), tmp_path) as (third, _):
         assert third == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_several_gpus_are_held_all_or_none(tmp_path):
+    gpus = ("0", "1", "2", "3")
+    with some_gpus(gpus, tmp_path) as (first, _), some_gpus(gpus, tmp_path, 2) as (second, fds):
+        assert first == {"CUDA_VISIBLE_DEVICES": "0"}
+        assert second == {"CUDA_VISIBLE_DEVICES": "1,2"}
+        assert len(fds) == 2
+        got = []
+
+        def wait():
+            with some_gpus(gpus, tmp_path, 2) as (third, _):
+                got.append(third)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.7)  # it has looked, and has not kept the one that was free
+        with some_gpus(gpus, tmp_path) as (fourth, _):
+            assert fourth == {"CUDA_VISIBLE_DEVICES": "3"}
+            assert got == []
+    waiting.join(20)
+    assert [len(g["CUDA_VISIBLE_DEVICES"].split(",")) for g in got] == [2]
+
+
+def test_many_who_want_several_all_get_their_turn(tmp_path):
+    gpus, busy, most, done = ("0", "1", "2"), [], [], []
+
+    def work(count):
+        for _ in range(3):
+            with some_gpus(gpus, tmp_path, count) as (env, _):
+                mine = env["CUDA_VISIBLE_DEVICES"].split(",")
+                assert not set(mine) & set(busy)
+                busy.extend(mine)
+                most.append(len(busy))
+                time.sleep(0.01)
+                for gpu in mine:
+                    busy.remove(gpu)
+            done.append(count)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (1, 2, 2, 3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert sorted(done) == [1] * 3 + [2] * 6 + [3] * 3
+    assert max(most) == 3
+
+
+def test_more_gpus_than_there_are_can_never_be_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "settings", lambda: Settings(gpus=("0",), locks=tmp_path))
+    line = "gpu=1: a cell takes 2 here; lower ABLATION_GPUS_PER_CELL"
+    with pytest.raises(MachineError) as caught, on_device(True, 2):
+        pass
+    assert str(caught.value) == line
+    with on_device(True) as (env, fds):
+        assert (env, len(fds)) == ({"CUDA_VISIBLE_DEVICES": "0"}, 1)
+    with on_device(False, 2) as held:
+        assert held == ({}, ())

@@ -35,6 +35,22 @@ def test_the_cage_goes_only_where_somebody_insists(monkeypatch):
         settings()
 
 
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """`host(script, named)`: a host whose nvidia-smi is that shell script."""
+
+    def make(script, named=None):
+        if script is not None:
+            (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if named is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("script", "named", "gpus"),
     [
@@ -46,15 +62,37 @@ def test_the_cage_goes_only_where_somebody_insists(monkeypatch):
         (None, None, ()),
     ],
 )
-def test_gpus_are_counted_without_cuda(tmp_path, monkeypatch, script, named, gpus):
-    if script is not None:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if named is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+def test_gpus_are_counted_without_cuda(host, script, named, gpus):
+    host(script, named)
     assert settings().gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "found"),
+    [
+        (4, None, 1),
+        (4, "", 1),
+        (4, "2", 2),
+        (4, "4", 4),
+        (4, "5", "this host has 4; use 1 to 4"),
+        (4, "0", "this host has 4; use 1 to 4"),
+        (4, "two", "this host has 4; use 1 to 4"),
+        (4, "-1", "this host has 4; use 1 to 4"),
+        (0, "8", 8),
+        (0, "65", "not a number from 1 to 64; use 1 to 64"),
+    ],
+)
+def test_gpus_of_a_cell(host, monkeypatch, gpus, asked, found):
+    host("; ".join(f"echo {i}" for i in range(gpus)) or None)
+    monkeypatch.delenv("ABLATION_GPUS_PER_CELL", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("ABLATION_GPUS_PER_CELL", asked)
+    if isinstance(found, int):
+        assert settings().gpus_per_cell == found
+        return
+    with pytest.raises(InputError) as caught:
+        settings()
+    assert str(caught.value) == f"ABLATION_GPUS_PER_CELL={asked}: {found}"
 
 
 def test_prefect_keeps_what_somebody_has_set(monkeypatch):

@@ -13,7 +13,7 @@ from evaluation.problems import write_problems
 from evaluation.problems.toy import generate
 from flows.experiments import EXPERIMENTS
 from tasks import launch
-from tasks.cells import fetch_resume, runtime_of, write_folder
+from tasks.cells import command, fetch_resume, runtime_of, write_folder
 from tasks.checkpoints import publish, publish_open_files, seal
 from tasks.data import audit_work, check_machine
 from tasks.models import locate_model, prompt_of
@@ -148,6 +148,22 @@ def test_a_folder_of_another_configuration_is_refused_and_a_runtime_is_not_part_
         write_folder(other, other.cells[0])
     runtime = runtime_of(work, cell)
     assert (runtime.device, runtime.num_threads, runtime.sampler) == ("cpu", 1, "transformers")
+
+
+def test_gpus_of_a_cell_are_its_processes(make_work, monkeypatch):
+    work = make_work(needs_gpu=True)
+    cell, folder = work.cells[0], work.folder(work.cells[0])
+    for count, module in ((1, "training.run"), (2, "training.launch")):
+        monkeypatch.setattr("tasks.cells.settings", lambda n=count: Settings(gpus=("0", "1"), gpus_per_cell=n))
+        runtime = runtime_of(work, cell)
+        assert (runtime.device, runtime.num_processes) == ("cuda", count)
+        assert command(runtime, folder)[2:] == [module, str(folder.root)]
+    monkeypatch.setattr("tasks.cells.settings", lambda: Settings(gpus_per_cell=63))
+    with pytest.raises(InputError, match="num_processes=63: does not divide"):
+        write_folder(work, cell)
+    assert not folder.cell_json.exists()
+    monkeypatch.setattr("tasks.cells.settings", lambda: Settings(gpus_per_cell=2))
+    assert runtime_of(make_work(), cell).num_processes == 1
 
 
 @pytest.mark.parametrize("part", ["checkpoint", "score"])
