@@ -130,6 +130,29 @@ def is_complete(folder: Path) -> bool:
     }
 
 
+def damaged(folder: Path) -> str | None:
+    """Return what differs between a local folder and its manifest, bytes included; None if nothing, or none is there.
+
+    A disk that fails changes bytes and not sizes: read this before anything expensive rests on the folder.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return f"{MANIFEST} is damaged" if (folder / MANIFEST).is_file() else None
+    found = {p.relative_to(folder).as_posix(): p for p in list_files(folder)}
+    listed = {f.path: f for f in manifest.files}
+    for path in sorted({*found, *listed}):
+        if path not in found:
+            return f"{path} is missing"
+        if path not in listed:
+            return f"{path} is not in its manifest"
+        size = found[path].stat().st_size
+        if size != listed[path].size_bytes:
+            return f"{path} has {size} bytes where its manifest says {listed[path].size_bytes}"
+        if sha256_file(found[path]) != listed[path].sha256:
+            return f"{path} has other bytes than its manifest says"
+    return None
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of the packages that make the numbers, of those that are installed."""

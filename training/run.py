@@ -11,13 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from evaluation.errors import InputError, MachineError
 from evaluation.files import write_json
-from evaluation.manifests import is_complete, read_manifest, write_manifest
+from evaluation.manifests import damaged, is_complete, read_manifest, write_manifest
 from evaluation.problems import read_problems
-from evaluation.program import explain, run_program
+from evaluation.program import read_record, run_program
 from evaluation.prompts import check
 from training.folder import CellFile, Result, RunFolder, Runtime
 
@@ -56,11 +54,8 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
     for path in (folder.cell_json, folder.runtime_json):
         if not path.is_file():
             raise InputError("folder", folder.root, f"has no {path.name}", "name the run directory of a cell")
-    try:
-        cell_file = CellFile.model_validate_json(folder.cell_json.read_bytes())
-        runtime = Runtime.model_validate_json(folder.runtime_json.read_bytes())
-    except ValidationError as error:
-        raise explain(error) from error
+    cell_file = read_record(CellFile, folder.cell_json)
+    runtime = read_record(Runtime, folder.runtime_json)
     if not Path(runtime.problems_path).is_file():
         raise InputError("problems_path", runtime.problems_path, "no such file", "run the split first")
     if Path(runtime.model_path).is_absolute() and not Path(runtime.model_path).is_dir():
@@ -119,11 +114,12 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
 
 
 def newest_resume(folder: RunFolder) -> int | None:
-    """Return the step of the newest whole resume state, by number; what is incomplete is passed over with a warning."""
+    """Return the step of the newest whole resume state, by number; a damaged one is passed over with a warning."""
     for step in reversed(folder.resumes()):
-        if is_complete(folder.resume(step)):
+        difference = damaged(folder.resume(step))
+        if difference is None:
             return step
-        logger.warning("%s is incomplete and passed over", folder.resume(step))
+        logger.warning("%s is passed over: %s", folder.resume(step), difference)
     return None
 
 

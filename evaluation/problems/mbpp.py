@@ -147,12 +147,23 @@ def _read_jsonl(field: str, path: Path) -> tuple[list[dict[str, Any]], str]:
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
-        rows = [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+        lines = [line for line in data.decode("utf-8").split("\n") if line.strip()]
+    except OSError as error:
+        refuse(field, str(path), f"cannot be read ({error.strerror or error})")
+    except (ValueError, EOFError, zlib.error) as error:
         refuse(field, str(path), f"not a file of JSON lines ({error})")
+    rows = [_row(field, path, number, line) for number, line in enumerate(lines, 1)]
     if not all(isinstance(r, dict) for r in rows):
         refuse(field, str(path), "not one JSON object a line")
     return rows, hashlib.sha256(data).hexdigest()
+
+
+def _row(field: str, path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        at = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
+        refuse(field, str(path), f"row {number} is not JSON ({at})")
 
 
 def check_rows(

@@ -15,9 +15,9 @@ from evaluation.judge import Judge
 from evaluation.problems import read_problems
 from flows.experiments import EXPERIMENTS
 from training.callbacks import Guard, StepLog
+from training.config import grpo_config
 from training.folder import RunFolder, Runtime
 from training.run import load_model, read_folder
-from training.config import grpo_config
 from training.trainer import CellTrainer, stream_seed
 
 Make = Callable[..., RunFolder]
