@@ -55,7 +55,8 @@ def publish_store(store: Store, repo: str, api: HubApi, progress: Callable[[str]
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, LocalTokenNotFoundError
 
     # The first base is the root of the client's own errors, whichever client this version of the library uses.
-    failures = (HfHubHTTPError.__bases__[0], LocalTokenNotFoundError, LocalEntryNotFoundError, ConnectionError)
+    client_error: Any = HfHubHTTPError.__bases__[0]
+    failures = (client_error, LocalTokenNotFoundError, LocalEntryNotFoundError, ConnectionError)
 
     folders = [rel for rel in store.folders() if "/resume/" not in rel and store.has(rel)]
     if not folders:
