@@ -4,12 +4,12 @@ What is overridden, and why (tests/training/test_trl_pins.py fails when TRL chan
 
 - `_get_train_sampler`: TRL's order depends on how many epochs one process has seen; ours on (seed, epoch) alone.
 - `_generate_and_score_completions`: per-step seeds, and the step's rollouts with their advantages.
-- `_compute_loss`: rows without advantage add nothing to the loss (unless there is a KL term), so they may be left out
-  of the forward pass.
+- `_prepare_inputs`: the step's rows in micro-batches of like length, without those that add nothing to the loss
+  (`training/buckets.py`).
 - `training_step`: replay's own micro-batches, in the same optimizer step, before the gradient is clipped.
 - `_save_checkpoint`: resume states whole or absent, and the published checkpoint after its resume state.
 
-With no term and `drop_zero` off, loss and gradients are TRL's own.
+With no term, and `bucket` and `drop_zero` off, loss and gradients are TRL's own.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ from trl.trainer.utils import RepeatSampler
 from evaluation.judge import Judge
 from evaluation.prompts import prompt_ids, render
 from evaluation.records import Outcome, Problem
+from training.buckets import arrange
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
 from training.objectives import collate, mean_token_nll
@@ -156,10 +157,18 @@ class CellTrainer(GRPOTrainer):
             "replay": None,
         }
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        if self.runtime.drop_zero and self.beta == 0 and model.training:
-            inputs = _with_advantage(inputs)
-        return super()._compute_loss(model, inputs)
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        drop = self.runtime.drop_zero and self.beta == 0
+        if not self.model.training or self._buffered_inputs is before or not (drop or self.runtime.bucket):
+            return inputs
+        assert self._buffered_inputs is not None
+        window = self.args.gradient_accumulation_steps
+        parts = [self._buffered_inputs[i : i + window] for i in range(0, len(self._buffered_inputs), window)]
+        arranged = [b for part in parts for b in arrange(part, drop_zero=drop, bucket=self.runtime.bucket)]
+        self._buffered_inputs = arranged
+        return arranged[self._step % len(arranged)]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Take a micro-batch; after the last of the step, add the replayed rollouts' gradient to it."""
@@ -250,21 +259,4 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         "prompt_ids": [list(t) for t in tokens for _ in range(group)],
         "completion_ids": [c.token_ids for c in trainer.completions],
         "logprobs": [c.logprobs for c in trainer.completions],
-    }
-
-
-def _with_advantage(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Keep the rows whose advantage is not zero (one at least); the loss is normalised by all tokens all the same."""
-    rows = len(inputs["advantages"])
-    keep = inputs["advantages"] != 0
-    if not bool(keep.any()):
-        keep[0] = True
-    kept = {k: v[keep] if torch.is_tensor(v) and v.ndim and len(v) == rows else v for k, v in inputs.items()}
-    longest = int(kept["completion_mask"].sum(1).max().clamp(min=1))
-    width = inputs["completion_mask"].shape[1]
-    return {
-        k: v[:, :longest]
-        if torch.is_tensor(v) and v.ndim == 2 and v.shape[1] == width and k not in {"prompt_ids", "prompt_mask"}
-        else v
-        for k, v in kept.items()
     }

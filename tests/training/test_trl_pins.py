@@ -52,7 +52,8 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
     (
         GRPOTrainer._prepare_inputs,
         "f824e7fb0714795697c9b4d574de1e139dd5f4404c2554e92cf1db7f60fa6c96",
-        "that rollouts are drawn when _step is at a multiple of the accumulation steps (restore() sets _step)",
+        "that rollouts are drawn when _step is at a multiple of the accumulation steps (restore() sets _step), and "
+        "that a new _buffered_inputs is a new list of the step's micro-batches (they are arranged anew then)",
     ),
     (
         grpo_trainer.shuffle_sequence_dict,
@@ -77,8 +78,8 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
     (
         GRPOTrainer._compute_loss,
         "80295546bbdbf6f711acce7f6e69b0100ab40aa8f23ed8052cc564ff024e3e40",
-        "that a row's only part in the loss is proportional to its advantage, and the normaliser is "
-        "num_items_in_batch (_with_advantage leaves rows out)",
+        "that the loss is a sum over rows, each proportional to its advantage, and the normaliser is "
+        "num_items_in_batch (buckets.arrange moves rows between micro-batches and leaves some out)",
     ),
     (
         GRPOTrainer._get_per_token_logps_and_entropies,
