@@ -193,6 +193,8 @@ def _steps(
         log.write(trainer.step_number, math.nan)
         _end_diverged(folder, trainer.step_number, "logit")
         return
+    finally:
+        trainer.rewards.close()
     if guard.stopped and trainer.state.global_step < cell.steps:
         raise guard.stop(trainer.state.global_step)
     if trainer.state.global_step != cell.steps:

@@ -15,7 +15,7 @@ With no term, and `bucket` and `drop_zero` off, loss and gradients are TRL's own
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
 from training.objectives import collate, mean_token_nll
 from training.replay import Draw, ReplayBuffer
-from training.reward import score_rollouts
+from training.reward import RewardStream
 from training.rollouts import Rollout, draw_step, write_rollouts
 
 
@@ -73,9 +73,9 @@ class CellTrainer(GRPOTrainer):
     ) -> None:
         cell, spec = cell_file.cell, cell_file.prompt
         self.cell_file, self.cell, self.spec = cell_file, cell, spec
-        self.runtime, self.folder, self.judge = runtime, folder, judge
+        self.runtime, self.folder = runtime, folder
         self.tokenizer = tokenizer
-        self.problems = {p.problem_id: p for p in problems}
+        self.rewards = RewardStream(judge, spec, {p.problem_id: p for p in problems}, self._texts)
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
         self.term = cell.terms[0] if cell.terms else None
         self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
@@ -108,13 +108,12 @@ class CellTrainer(GRPOTrainer):
 
     def _make_reward(self) -> Any:
         def passes_asserts(prompts: Any, completions: list[str], problem_id: list[str], **_: Any) -> list[float]:
-            self.outcomes = score_rollouts(self.judge, self.spec, self.problems, problem_id, self._texts())
+            self.outcomes = self.rewards.outcomes(problem_id, [c.token_ids for c in self.completions])
             return [float(o is Outcome.PASS) for o in self.outcomes]
 
         return passes_asserts
 
-    def _texts(self) -> list[str]:
-        ids = [c.token_ids for c in self.completions]
+    def _texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -127,7 +126,7 @@ class CellTrainer(GRPOTrainer):
 
     def _record(self, inputs: list[dict[str, Any]], advantages: list[float]) -> None:
         """Keep the step's rollouts on disk, and its means for the log."""
-        group, texts = self.cell.grpo.rollouts_per_prompt, self._texts()
+        group, texts = self.cell.grpo.rollouts_per_prompt, self._texts([c.token_ids for c in self.completions])
         self.step_rollouts = [
             Rollout(
                 problem_id=x["problem_id"],
@@ -161,6 +160,7 @@ class CellTrainer(GRPOTrainer):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         drop = self.runtime.drop_zero and self.beta == 0
+        assert self.model is not None
         if not self.model.training or self._buffered_inputs is before or not (drop or self.runtime.bucket):
             return inputs
         assert self._buffered_inputs is not None
@@ -253,6 +253,7 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         ids,
         trainer.cell.seed,
         trainer.state.global_step,
+        on_done=lambda prompt, _, token_ids: trainer.rewards.put(ids[prompt], token_ids),
     )
     trainer.completions = [c for completions in drawn for c in completions]
     return {

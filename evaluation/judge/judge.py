@@ -183,7 +183,7 @@ class Judge:
                 except ReferenceFailed:
                     return None  # said with each program's verdict
                 except JudgeFailed as e:
-                    logger.warning("%s: reference outputs: %s; tried again", *item, e)
+                    logger.warning("%s: %s: reference outputs: %s; tried again", *item, e)
                     lane.close()
             return None
 
