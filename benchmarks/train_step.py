@@ -2,7 +2,7 @@
 
 python benchmarks/train_step.py [--rounds 3] [--rollouts 512]
 
-Same model (the shipped one), prompts, temperature, settings and judge; one thread; a rate that leaves the weights alone.
+Same model (the shipped one), prompts, settings and judge; one thread; a rate that leaves the weights alone.
 CPU seconds of the whole step in this process (the judge's children, the same for both, are left out):
 
     whole step      both sample for themselves: natural lengths, and with a heavy tail (temperature 1.35, 256 tokens)
