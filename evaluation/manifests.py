@@ -16,7 +16,7 @@ from evaluation.files import PARTIAL, sha256_file, write_json
 from evaluation.records import Record
 
 MANIFEST = "MANIFEST.json"
-PACKAGES = ("torch", "transformers", "trl", "datasets", "accelerate", "evalplus", "prefect", "numpy", "vllm")
+PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "evalplus", "prefect", "numpy", "vllm")
 
 
 class Revisions(Record):

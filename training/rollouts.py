@@ -13,6 +13,7 @@ from evaluation.files import PARTIAL
 from evaluation.generation import Completion, NonFiniteLogits, row_seed, sample
 from evaluation.prompts import PromptSpec, stopped
 from training.cell import Grpo
+from training.lora import plain
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def draw_step(
     """Draw a group for each prompt; the random stream is a function of (seed, step, problem, index).
 
     Args:
-        sampler: the policy, or a `vllm.LLM` that has the policy's weights.
+        sampler: the policy, with adapters or without, or a `vllm.LLM` that has the policy's weights.
         tokenizer: decodes tokens where the specification has stop strings.
         spec: stop ids and strings.
         grpo: group size, lengths and temperature.
@@ -59,6 +60,7 @@ def draw_step(
         NonFiniteLogits: the policy's output is not finite.
     """
     seeds = [[row_seed(seed, f"step {step}", p, i) for i in range(grpo.rollouts_per_prompt)] for p in problem_ids]
+    sampler = plain(sampler)
     if not isinstance(sampler, PreTrainedModel):
         return _draw_vllm(sampler, spec, grpo, prompts, seeds, on_done)
     stop_text = (lambda ids: stopped(spec, tokenizer.decode(ids))) if spec.stop_strings else None

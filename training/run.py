@@ -91,11 +91,10 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
     torch.set_num_threads(runtime.num_threads)
     if runtime.device.startswith("cuda") and not torch.cuda.is_available():
         raise MachineError("device", runtime.device, "no CUDA device", "train on a GPU host, or set device to cpu")
-    cell, spec = cell_file.cell, cell_file.prompt
+    cell = cell_file.cell
     step = newest_resume(folder)
     resume = None if step is None else folder.resume(step)
-    model, tokenizer = load_model(str(resume or runtime.model_path), None if resume else runtime.model_revision)
-    check(spec, tokenizer, model.config, model.generation_config if resume is None else None)
+    model, tokenizer = load_policy(cell_file, runtime, resume)
     if step is not None:
         logger.info("going on from step %d", step)
         if step in cell.checkpoints:  # killed between the resume state and its checkpoint
@@ -121,6 +120,24 @@ def newest_resume(folder: RunFolder) -> int | None:
             return step
         logger.warning("%s is passed over: %s", folder.resume(step), difference)
     return None
+
+
+def load_policy(cell_file: CellFile, runtime: Runtime, resume: Path | None) -> tuple[Any, Any]:
+    """Load what is trained from here on, and its tokenizer: the base, or the weights of a resume state.
+
+    The resume state of a LoRA cell has adapters only; the base is then the same as at the start.
+
+    Raises:
+        InputError: something is not there, or the prompt specification is not the model's.
+    """
+    whole = resume if cell_file.cell.lora_rank is None else None
+    model, tokenizer = load_model(str(whole or runtime.model_path), None if whole else runtime.model_revision)
+    check(cell_file.prompt, tokenizer, model.config, None if whole else model.generation_config)
+    if cell_file.cell.lora_rank is not None:
+        from training.lora import adapt
+
+        model = adapt(model, cell_file.cell, resume)
+    return model, tokenizer
 
 
 def load_model(path: str, revision: str | None) -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ from training.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 ARM = "hardcd_lam0p1"
+LORA = {"arm": ARM, "lora_rank": 4, "lr": 5e-3}
 END_S = 240
 Start = Callable[[Path], "subprocess.Popen[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -101,6 +102,17 @@ def uninterrupted(
 ) -> RunFolder:
     """A run that nothing disturbed: 6 steps, 2 an epoch, with replay."""
     folder = make_run(tmp_path_factory.mktemp("whole") / "run", arm=ARM)
+    done = train_to_end(folder.root)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_lora(
+    make_run: Callable[..., RunFolder], train_to_end: Train, tmp_path_factory: pytest.TempPathFactory
+) -> RunFolder:
+    """The same with adapters of rank 4."""
+    folder = make_run(tmp_path_factory.mktemp("whole_lora") / "run", **LORA)
     done = train_to_end(folder.root)
     assert done.returncode == 0, done.stderr
     return folder
@@ -187,6 +199,58 @@ def test_sigterm_saves_the_step_and_another_machine_goes_on_from_the_resume_stat
         if not other.checkpoint(step).exists():
             shutil.copytree(folder.checkpoint(step), other.checkpoint(step))
     same(other, uninterrupted, first_rollout=reached + 1)
+
+
+def test_a_lora_cell_killed_twice_ends_with_the_same_bytes_from_small_resume_states(
+    make_run: Callable[..., RunFolder], start: Start, train_to_end: Train, uninterrupted_lora: RunFolder, tmp_path: Path
+) -> None:
+    """Killed in the second epoch, then among damaged folders while a state is written."""
+    assert sum(r["replay"]["drawn"] for r in steps(uninterrupted_lora)) > 8
+    assert len(set(weights(uninterrupted_lora).values())) == 3
+    folder = make_run(tmp_path / "run", **LORA)
+    assert wait_and_send(start(folder.root), folder.rollout(3), signal.SIGKILL) == -signal.SIGKILL
+    assert folder.checkpoints() == folder.resumes() == [2]
+    plant_damage(folder)
+    saving = folder.resume(4).with_name("step_4" + PARTIAL) / "checkpoint-4" / "optimizer.pt"
+    assert wait_and_send(start(folder.root), saving, signal.SIGKILL) == -signal.SIGKILL
+    done = train_to_end(folder.root)
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stderr
+    same(folder, uninterrupted_lora)
+    state = folder.resume(6)
+    assert (state / "adapter_model.safetensors").is_file()
+    assert not (state / "model.safetensors").exists()
+    held = sum(f.stat().st_size for f in state.glob("*.safetensors")) + (state / "optimizer.pt").stat().st_size
+    assert held < (folder.checkpoint(6) / "model.safetensors").stat().st_size / 4
+
+
+def test_a_lora_checkpoint_is_made_from_its_resume_state_when_the_kill_came_between_them(
+    uninterrupted_lora: RunFolder, train_to_end: Train, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(uninterrupted_lora.root, folder.root)
+    shutil.rmtree(folder.checkpoint(6))
+    folder.result_json.unlink()
+    for sealed in (folder.logs, folder.rollouts):
+        (sealed / MANIFEST).unlink()
+    done = train_to_end(folder.root)
+    assert done.returncode == 0, done.stderr
+    same(folder, uninterrupted_lora)
+
+
+def test_a_lora_folder_is_not_gone_on_with_as_a_cell_of_another_rank(
+    uninterrupted_lora: RunFolder, train_to_end: Train, tmp_path: Path
+) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(uninterrupted_lora.root / "resume", other / "resume")
+    shutil.copy(uninterrupted_lora.root / "runtime.json", other / "runtime.json")
+    cell = json.loads((uninterrupted_lora.root / "cell.json").read_text())
+    cell["cell"]["lora_rank"] = None
+    cell["cell"]["lora_alpha"] = None
+    (other / "cell.json").write_text(json.dumps(cell))
+    done = train_to_end(other, timeout=60)
+    assert done.returncode == 2
+    assert "cell_config.lora_rank: None -> 4" in done.stderr
 
 
 def test_an_ended_cell_is_left_alone_at_once_and_without_torch(uninterrupted: RunFolder) -> None:
