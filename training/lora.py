@@ -104,3 +104,19 @@ def weights(model: Any) -> Iterator[Weight]:
 
 def _own_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
+
+
+def sync_out_of_place(generation: Any, model: Any) -> None:
+    """Let TRL's `VLLMGeneration` read merged copies, one at a time, where it would merge into the live weights.
+
+    Each parameter once, as vLLM wants it: a tied head comes with the embedding.
+    """
+
+    def named_params() -> Iterator[tuple[str, torch.Tensor]]:
+        once = {_own_name(name) for name, _ in plain(model).named_parameters()}
+        for weight in weights(model):
+            if weight.name in once:
+                yield generation._fix_param_name_to_vllm(weight.name), weight.merged()
+
+    if isinstance(model, PeftModel):
+        generation._iter_named_params = named_params

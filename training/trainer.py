@@ -31,6 +31,7 @@ from evaluation.records import Outcome, Problem
 from training.buckets import arrange
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
+from training.lora import sync_out_of_place
 from training.objectives import collate, mean_token_nll
 from training.replay import Draw, ReplayBuffer
 from training.reward import RewardStream
@@ -95,6 +96,8 @@ class CellTrainer(GRPOTrainer):
             rollout_func=_roll_out,
         )
         self.remove_callback(PrinterCallback)  # prints TRL's figures; ours are in steps.jsonl
+        if self.use_vllm:
+            sync_out_of_place(self.vllm_generation, self.model)
 
     @property
     def step_number(self) -> int:

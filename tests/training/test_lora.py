@@ -10,6 +10,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from trl.generation.vllm_generation import VLLMGeneration
 
 from evaluation.errors import InputError
 from evaluation.judge import Judge
@@ -19,7 +20,7 @@ from training.callbacks import Diverged, Guard, StepLog
 from training.cell import Cell
 from training.exports import export_checkpoint
 from training.folder import RunFolder
-from training.lora import ADAPTER, adapt, plain, weights
+from training.lora import ADAPTER, adapt, plain, sync_out_of_place, weights
 from training.run import load_policy, main, read_folder
 from training.trainer import CellTrainer
 
@@ -176,6 +177,65 @@ def test_a_resume_state_gives_back_the_adapters_and_another_cells_are_refused(tm
     (tmp_path / ADAPTER).write_bytes(b"{")
     with pytest.raises(InputError, match="resume="):
         adapt(tiny(), CELL, tmp_path)
+
+
+class Engine:
+    """What TRL's sync touches of a colocated vLLM; keeps the weights that it is given."""
+
+    def __init__(self) -> None:
+        self.llm_engine = self.model_executor = self.driver_worker = self.model_runner = self.model = self
+        self.got: list[tuple[str, torch.Tensor]] = []
+
+    def load_weights(self, pairs: list[tuple[str, torch.Tensor]]) -> None:
+        self.got += [(n, t.clone()) for n, t in pairs]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget nothing."""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_vllm_gets_merged_weights_and_the_live_ones_are_left_alone(tied: bool) -> None:
+    """TRL's own sync of the same model, which merges and unmerges, is the reference for names and values."""
+    found = []
+    for ours in (True, False):
+        live = moved(tied=tied)
+        generation: Any = VLLMGeneration.__new__(VLLMGeneration)
+        generation.mode, generation.enable_sleep_mode = "colocate", False
+        generation.model, generation.llm, generation.accelerator = live, Engine(), None
+        generation._dist = Undistributed()
+        if ours:
+            sync_out_of_place(generation, live)
+        before = copied(live)
+        generation.sync_weights()
+        found.append(dict(generation.llm.got))
+        assert len(found[-1]) == len(generation.llm.got)
+        if ours:
+            assert same(copied(live), before)
+    mine, theirs = found
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        torch.testing.assert_close(mine[name], theirs[name], atol=1e-6, rtol=0)
+
+
+class Undistributed:
+    """One process: nothing to gather."""
+
+    is_fsdp = False
+
+    def gather_params(self, params: list[Any]) -> "Undistributed":
+        return self
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
+def test_a_model_without_adapters_is_synced_as_trl_does() -> None:
+    generation: Any = VLLMGeneration.__new__(VLLMGeneration)
+    sync_out_of_place(generation, tiny())
+    assert generation._iter_named_params.__func__ is VLLMGeneration._iter_named_params
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import trl
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
@@ -43,6 +44,16 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
         GRPOTrainer._generate,
         "2a27fdf8f5e6f3562508eec3efb9e9dade2e0bf810de5031cdfab429d0a048f2",
         "what rollout_func is called with and must return",
+    ),
+    (
+        VLLMGeneration._iter_named_params,
+        "baab615d5c7bc3e126cec1430f29213c984b275285b08a269cbfbf0adc2617b8",
+        "that a PEFT model is merged here and nowhere else, and which names it yields (lora.sync_out_of_place)",
+    ),
+    (
+        VLLMGeneration.sync_weights,
+        "63d669fb32304ff5e275443abc5e4a2c1e6974ba196d30074bc0f2519f98644c",
+        "that the engine gets its weights from _iter_named_params alone (lora.sync_out_of_place replaces it)",
     ),
     (
         GRPOTrainer._calculate_rewards,

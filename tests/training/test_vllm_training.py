@@ -56,6 +56,25 @@ def folder(make_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPath
     return folder
 
 
+@pytest.fixture(scope="module")
+def lora(make_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The same with adapters; a checkpoint a step shows the weights of each."""
+    folder = make_run(
+        tmp_path_factory.mktemp("vllm_lora") / "run",
+        arm="hardcd_lam0p1",
+        steps=3,
+        stride=1,
+        lr=2e-2,
+        lora_rank=8,
+        runtime={"sampler": "vllm"},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "dispatch_cpu_unquantized_gemm", keep_unpacked)
+        patch.setattr(vllm_generation, "LLM", CpuEngine)
+        assert main([str(folder.root), "--debug"]) == 0
+    return folder
+
+
 @functools.cache
 def learner(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
@@ -122,3 +141,9 @@ def test_a_run_that_goes_on_from_a_resume_state_draws_the_same_rollouts(folder: 
     assert same_rollouts(folder, torn)
     weights = [(f.checkpoint(3) / "model.safetensors").read_bytes() for f in (folder, torn)]
     assert weights[0] == weights[1]
+
+
+def test_the_engine_gets_the_merged_weights_of_a_lora_cell_at_every_step(lora: RunFolder) -> None:
+    assert gap(lora, 1, MODEL) < 1e-5
+    fresh, stale = gap(lora, 3, lora.checkpoint(2)), gap(lora, 3, MODEL)
+    assert fresh < 0.05 * stale
