@@ -106,7 +106,7 @@ def test_weights_that_overflow_end_the_run_and_keep_the_figures_of_their_step(ma
 
 
 def test_a_divergence_in_the_middle_keeps_what_was_before_it(make_run: Make, tmp_path: Path) -> None:
-    """The weights grow ten-millionfold a step: usable at the checkpoint of step 2, no longer at 3 or, by rounding, 4."""
+    """The weights grow ten-millionfold a step: usable at the checkpoint of step 2, not at 3 or 4 (rounding chooses)."""
     folder = make_run(tmp_path / "run", arm="hardcd_lam0p1", grpo=TINY.replace(weight_decay=1e7), lr=0.9)
     assert main([str(folder.root)]) == 0
     onset = result(folder)["onset_step"]
