@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -328,3 +329,43 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     done = train_to_end(folder.root)
     assert done.returncode == 0, done.stderr
     same(folder, uninterrupted)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", range(20))
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(
+    make_run: Callable[..., RunFolder],
+    start: Start,
+    train_to_end: Train,
+    uninterrupted: RunFolder,
+    uninterrupted_lora: RunFolder,
+    tmp_path: Path,
+    number: int,
+) -> None:
+    """One to three kills, each within the time that stepping and saving take; even numbers full, odd ones LoRA."""
+    rng, lora = random.Random(number), number % 2 == 1
+    expected = uninterrupted_lora if lora else uninterrupted
+    folder = make_run(tmp_path / "run", runtime={"resume_every": 1}, **(LORA if lora else {"arm": ARM}))
+    stepping_s = 1.5 * sum(json.loads(line)["seconds"] for line in expected.steps_jsonl.read_text().splitlines())
+    reached = []
+    for _ in range(rng.randint(1, 3)):
+        if folder.result_json.exists():
+            break
+        child = start(folder.root)
+        try:
+            end = time.monotonic() + END_S
+            before = folder.steps_jsonl.stat().st_mtime_ns if folder.steps_jsonl.exists() else None
+            while not folder.steps_jsonl.exists() or folder.steps_jsonl.stat().st_mtime_ns == before:
+                assert child.poll() is None, child.communicate()[1][-2000:]
+                assert time.monotonic() < end
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0, stepping_s))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate(timeout=END_S)
+        reached.append(len(steps(folder)) if not folder.result_json.exists() else 6)
+    print(f"killed after steps {reached}")
+    done = train_to_end(folder.root)
+    assert done.returncode == 0, done.stderr
+    same(folder, expected)
