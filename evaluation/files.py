@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from evaluation.errors import InputError
+from evaluation.errors import InputError, MachineError
 
 PARTIAL = ".partial"
 """Suffix of everything half-written; readers skip it, writers may delete it."""
@@ -82,6 +83,33 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
                 raise InputError(path.name, f"line {number}", "not a JSON object", f"mend or remove {path}")
             rows.append(row)
     return rows
+
+
+def check_writable(field: str, folder: Path) -> None:
+    """Refuse a folder that nothing could be written to, before anything expensive starts.
+
+    Raises:
+        MachineError: with the reason.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        fix = f"give another folder with --{field}"
+        raise MachineError(field, folder, f"cannot be written ({e.strerror or e})", fix) from e
+
+
+def check_readable(field: str, path: Path, what: str) -> None:
+    """Refuse a path that is no file, or none that this user may read.
+
+    Raises:
+        InputError: with the reason.
+    """
+    if not path.is_file():
+        raise InputError(field, path, "a folder" if path.is_dir() else "no such file", f"give {what}")
+    if not os.access(path, os.R_OK):
+        raise InputError(field, path, "this user may not read it", f"change its permissions, or give {what}")
 
 
 @contextmanager

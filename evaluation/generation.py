@@ -70,6 +70,7 @@ def sample(
     stop_ids: Sequence[int],
     pad_id: int,
     stop_text: Callable[[list[int]], bool] | None = None,
+    on_done: Callable[[int, int, list[int]], None] | None = None,
 ) -> list[list[Completion]]:
     """Draw n completions of each prompt.
 
@@ -83,6 +84,7 @@ def sample(
         stop_ids: tokens that end a completion (and are part of it).
         pad_id: fills the left of short prompts.
         stop_text: asked after every token of a row; True ends it (stop strings).
+        on_done: told (prompt, index, token ids) of each row as it stops, while others go on; not of those cut off.
 
     Returns:
         U lists of n completions.
@@ -104,7 +106,8 @@ def sample(
     try:
         with torch.inference_mode():
             decoder = FusedDecoder(model, max_new_tokens) if serves(model) else CachedDecoder(model)
-            rows = _Rows(len(prompts) * n, max_new_tokens, set(stop_ids), stop_text)
+            told = None if on_done is None else lambda row, ids: on_done(row // n, row % n, ids)
+            rows = _Rows(len(prompts) * n, max_new_tokens, set(stop_ids), stop_text, told)
             logits = decoder.prefill(prompts, n, pad_id)
             for t in range(max_new_tokens):
                 next_ids, logprobs, entropies = choose(logits, noise_BT[rows.live, t], temperature, top_p)
@@ -180,10 +183,16 @@ class _Rows:
     """What has been drawn so far, and which rows are still in the batch."""
 
     def __init__(
-        self, count: int, max_new_tokens: int, stop_ids: set[int], stop_text: Callable[[list[int]], bool] | None
+        self,
+        count: int,
+        max_new_tokens: int,
+        stop_ids: set[int],
+        stop_text: Callable[[list[int]], bool] | None,
+        on_stop: Callable[[int, list[int]], None] | None,
     ) -> None:
         self.live = torch.arange(count)
         self.max_new_tokens, self.stop_ids, self.stop_text = max_new_tokens, stop_ids, stop_text
+        self.on_stop = on_stop
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self.logprobs: list[list[float]] = [[] for _ in range(count)]
         self.entropies = [0.0] * count
@@ -204,6 +213,8 @@ class _Rows:
             )
             if not self.stopped[row]:
                 going.append(place)
+            elif self.on_stop is not None:
+                self.on_stop(row, self.tokens[row])
         return torch.tensor(going, dtype=torch.long)
 
     def completions(self) -> list[Completion]:

@@ -16,7 +16,7 @@ from evaluation.files import PARTIAL, sha256_file, write_json
 from evaluation.records import Record
 
 MANIFEST = "MANIFEST.json"
-PACKAGES = ("torch", "transformers", "trl", "datasets", "accelerate", "evalplus", "prefect", "numpy", "vllm")
+PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "evalplus", "prefect", "numpy", "vllm")
 
 
 class Revisions(Record):
@@ -128,6 +128,29 @@ def is_complete(folder: Path) -> bool:
     return {f.path: f.size_bytes for f in manifest.files} == {
         p.relative_to(folder).as_posix(): p.stat().st_size for p in list_files(folder)
     }
+
+
+def damaged(folder: Path) -> str | None:
+    """Return what differs between a local folder and its manifest, bytes included; None if nothing, or none is there.
+
+    A disk that fails changes bytes and not sizes: read this before anything expensive rests on the folder.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return f"{MANIFEST} is damaged" if (folder / MANIFEST).is_file() else None
+    found = {p.relative_to(folder).as_posix(): p for p in list_files(folder)}
+    listed = {f.path: f for f in manifest.files}
+    for path in sorted({*found, *listed}):
+        if path not in found:
+            return f"{path} is missing"
+        if path not in listed:
+            return f"{path} is not in its manifest"
+        size = found[path].stat().st_size
+        if size != listed[path].size_bytes:
+            return f"{path} has {size} bytes where its manifest says {listed[path].size_bytes}"
+        if sha256_file(found[path]) != listed[path].sha256:
+            return f"{path} has other bytes than its manifest says"
+    return None
 
 
 @functools.cache

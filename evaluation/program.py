@@ -7,15 +7,26 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from evaluation.errors import AblationError, InputError, MachineError
 
 INTERNAL, STOPPED = 70, 75
 
-_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+R = TypeVar("R", bound=BaseModel)
+
+_MACHINE = {
+    errno.ENOSPC: "free space, or choose another place",
+    errno.EDQUOT: "free space, or choose another place",
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "give this user access to it, or choose another place",
+    errno.EPERM: "give this user access to it, or choose another place",
+}
+"""What to do about an operating system's refusal."""
 
 _FIXES = {
     "missing": "add it",
@@ -37,14 +48,20 @@ _BOUNDS = {
     "less_than_equal": ("le", "use {} or less"),
     "literal_error": ("expected", "use {}"),
     "too_short": ("min_length", "give at least {}"),
+    "string_too_short": ("min_length", "leave it out, or give at least {} character"),
 }
 
 _OURS = re.compile(r"(\w[\w.-]*)=(.*?): (.*); (.*)", re.DOTALL)
 """The form `FIELD=VALUE: reason; what to do` of our own validators' messages."""
 
 
-def explain(error: ValidationError) -> InputError:
-    """Turn the first complaint of a record's validation into the one line a person can act on."""
+def explain(error: ValidationError, names: Mapping[str, str] | None = None) -> InputError:
+    """Turn the first complaint of a record's validation into the one line a person can act on.
+
+    Args:
+        error: what pydantic found.
+        names: by field, what a person calls it, where that differs.
+    """
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InputError):
@@ -55,10 +72,26 @@ def explain(error: ValidationError) -> InputError:
         return InputError(*ours.groups())
     kind = first["type"]
     field = ".".join(str(part) for part in first["loc"]) or error.title
+    field = (names or {}).get(field, field)
     key, form = _BOUNDS.get(kind, ("", ""))
     fix = form.format(first.get("ctx", {}).get(key)) if form else _FIXES.get(kind, "correct it")
     value = "" if kind == "missing" else shorten(first["input"])
     return InputError(field, value, re.sub("^(Input|Value error,) *", "", first["msg"]), fix)
+
+
+def read_record(kind: type[R], path: Path) -> R:
+    """Return the record in a JSON file.
+
+    Raises:
+        InputError: it is no JSON, or says something impossible; the field is named, or the file.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            raise InputError(path.name, path, first["msg"], "mend or remove it") from error
+        raise explain(error) from error
 
 
 def shorten(value: object, limit: int = 60) -> str:
@@ -75,9 +108,7 @@ def as_ablation_error(error: Exception) -> AblationError | None:
     if isinstance(error, ValidationError):
         return explain(error)
     if isinstance(error, OSError) and error.errno in _MACHINE:
-        return MachineError(
-            "path", error.filename or "?", error.strerror or "refused", "free space, or choose another place"
-        )
+        return MachineError("path", error.filename or "?", error.strerror or "refused", _MACHINE[error.errno])
     return None
 
 

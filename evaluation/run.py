@@ -14,17 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from evaluation.errors import IncompleteError, InputError
 from evaluation.files import append_jsonl, read_jsonl, write_json, write_jsonl, write_text
 from evaluation.judge import Judge
 from evaluation.manifests import is_complete, write_manifest
 from evaluation.problems import read_problems
-from evaluation.program import explain, run_program
+from evaluation.program import read_record, run_program
 from evaluation.prompts import extract, prompt_ids, stopped
 from evaluation.records import Problem, Program, Sample, Verdict
-from evaluation.request import FAILURE, REQUEST, Request, Unit, read_request
+from evaluation.request import FAILURE, REQUEST, Request, Unit
 from evaluation.scores import build_score
 from evaluation.scoring import verdict_row
 
@@ -86,10 +84,7 @@ def load_request(folder: Path) -> Request:
     """
     if not (folder / REQUEST).is_file():
         raise InputError("folder", folder, f"has no {REQUEST}", "name the folder of a request")
-    try:
-        request = read_request(folder)
-    except ValidationError as error:
-        raise explain(error) from error
+    request = read_record(Request, folder / REQUEST)
     for unit in request.units:
         path = request.problems.get(unit.protocol.benchmark)
         if path is None or not Path(path).is_file():

@@ -67,6 +67,8 @@ class Score(Record):
     excepted: Apart | None = Field(default=None, exclude_if=lambda value: value is None)
     num_planned: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Problems of the benchmark, where a partial file has samples of fewer."""
+    num_unknown: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Samples of a partial file that were left out: their problems are not the benchmark's."""
 
     @property
     def suite(self) -> Suite:

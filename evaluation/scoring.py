@@ -56,12 +56,9 @@ def score_samples(
         MachineError: no cage here.
     """
     known = {p.problem_id: p for p in problems}
-    rows = read_samples(samples, known, partial)
+    rows, num_unknown = read_samples(samples, known, partial)
     counts = Counter(r.task_id for r in rows)
-    n = min(counts.values())
-    most = max(counts.values()) if partial else n
-    if ks and max(ks) > most:
-        raise InputError("k", max(ks), f"a problem has {most} samples", "draw more samples or ask for a smaller k")
+    _check_ks(ks, counts, partial)
     chosen = [known[t] for t in known if t in counts]
     with Judge(chosen, workers=workers, cache=cache, caged=caged) as judge:
         verdicts = judge.judge([Program(problem_id=r.task_id, source=r.source) for r in rows], progress)
@@ -70,7 +67,7 @@ def score_samples(
         cell=None,
         global_step=None,
         benchmark=benchmark,
-        ks=ks or powers(n),
+        ks=ks or powers(min(counts.values())),
         problem_ids=[p.problem_id for p in chosen],
         verdicts=[(r.index, v) for r, v in zip(rows, verdicts, strict=True)],
         has_plus=any(p.plus_inputs is not None for p in chosen),
@@ -78,8 +75,8 @@ def score_samples(
         prompt_sha256=None,
         judge_version=judge.version,
     )
-    if len(chosen) < len(known):
-        score = score.replace(num_planned=len(known))
+    planned = len(known) if len(chosen) < len(known) else None
+    score = score.replace(num_planned=planned, num_unknown=num_unknown or None)
     write_jsonl(out / "verdicts.jsonl", [verdict_row(r.index, v) for r, v in zip(rows, verdicts, strict=True)])
     write_json(
         out / f"{samples.name.removesuffix('.jsonl')}_eval_results.json",
@@ -94,8 +91,10 @@ def powers(n: int) -> tuple[int, ...]:
     return tuple(sorted({*(1 << i for i in range(n.bit_length()) if 1 << i <= n), n}))
 
 
-def read_samples(path: Path, problems: dict[str, Problem], partial: bool) -> list[Row]:
-    """Read and check the whole file before anything is judged.
+def read_samples(path: Path, problems: dict[str, Problem], partial: bool) -> tuple[list[Row], int]:
+    """Read and check the whole file before anything is judged; return its rows.
+
+    With `partial`, rows of problems that are not the benchmark's are left out; the second value is their number.
 
     Raises:
         InputError: with the line, the field and the fix.
@@ -103,23 +102,30 @@ def read_samples(path: Path, problems: dict[str, Problem], partial: bool) -> lis
     rows: list[Row] = []
     seen: set[tuple[str, str]] = set()
     counts: Counter[str] = Counter()
-    named = True
+    named, num_unknown = True, 0
     with path.open("rb") as f:
         for number, raw in enumerate(f, start=1):
             line = _text(path, number, raw)
             if not line.strip():
                 continue
-            task_id, source, identifier = _parse(path, number, line, problems)
+            task_id, kind, text, identifier = _parse(path, number, line)
+            if task_id not in problems:
+                if not partial:
+                    where = f"line {number} of {path.name}: not a problem of this benchmark"
+                    raise InputError("task_id", task_id, where, "remove the row, name its benchmark, or use --partial")
+                num_unknown += 1
+                continue
             named = named and identifier is not None
             if identifier is not None and (task_id, identifier) in seen:
                 raise InputError(
                     "_identifier", identifier, f"line {number} repeats a sample of {task_id}", "keep one row a sample"
                 )
             seen.add((task_id, identifier or f"line {number}"))
-            rows.append(Row(task_id=task_id, index=counts[task_id], source=source))
+            head = prompt_of(problems[task_id]) if kind == "completion" else ""
+            rows.append(Row(task_id=task_id, index=counts[task_id], source=head + text))
             counts[task_id] += 1
     _check_counts(path, counts, problems, partial, named)
-    return rows
+    return rows, num_unknown
 
 
 def _text(path: Path, number: int, raw: bytes) -> str:
@@ -131,7 +137,8 @@ def _text(path: Path, number: int, raw: bytes) -> str:
         ) from e
 
 
-def _parse(path: Path, number: int, line: str, problems: dict[str, Problem]) -> tuple[str, str, str | None]:
+def _parse(path: Path, number: int, line: str) -> tuple[str, str, str, str | None]:
+    """Return a row's problem, the name of its text's field, the text, and its own identifier."""
     where = f"line {number} of {path.name}"
     try:
         row = json.loads(line)
@@ -140,10 +147,6 @@ def _parse(path: Path, number: int, line: str, problems: dict[str, Problem]) -> 
     if not isinstance(row, dict) or not isinstance(row.get("task_id"), str):
         raise InputError("task_id", where, "missing, or not a text", "name the problem, e.g. Mbpp/2")
     task_id = row["task_id"]
-    if task_id not in problems:
-        raise InputError(
-            "task_id", task_id, f"{where}: not a problem of this benchmark", "remove the row, or name its benchmark"
-        )
     given = [k for k in ("solution", "completion") if k in row]
     if len(given) != 1:
         what, joined = ("both", "and") if given else ("neither", "nor")
@@ -153,8 +156,7 @@ def _parse(path: Path, number: int, line: str, problems: dict[str, Problem]) -> 
         kind = "null" if text is None else f"a {type(text).__name__}"
         raise InputError(given[0], where, f"{kind}, not a text", "write one row for each program")
     identifier = row.get("_identifier", row.get("index"))
-    source = text if given[0] == "solution" else prompt_of(problems[task_id]) + text
-    return task_id, source, None if identifier is None else str(identifier)
+    return task_id, given[0], text, None if identifier is None else str(identifier)
 
 
 def prompt_of(problem: Problem) -> str:
@@ -169,12 +171,6 @@ def _check_counts(path: Path, counts: Counter[str], problems: dict[str, Problem]
         raise InputError("samples", path, "no samples in it", "give a JSONL file with a row a sample")
     if partial:
         return
-    missing = [t for t in problems if t not in counts]
-    if missing:
-        listed = ", ".join(missing[:3])
-        raise InputError(
-            "samples", path, f"{len(missing)} problems have no sample ({listed}, ...)", "add them, or use --partial"
-        )
     most, least = max(counts.values()), min(counts.values())
     if most > least and not named:
         twice = next(t for t, c in counts.items() if c == most)
@@ -184,6 +180,20 @@ def _check_counts(path: Path, counts: Counter[str], problems: dict[str, Problem]
             f"{twice} has {most} rows, others {least}: duplicates?",
             "give every row its own _identifier, or use --partial",
         )
+    missing = [t for t in problems if t not in counts]
+    if missing:
+        listed = ", ".join(missing[:3])
+        raise InputError(
+            "samples", path, f"{len(missing)} problems have no sample ({listed}, ...)", "add them, or use --partial"
+        )
+
+
+def _check_ks(ks: Sequence[int], counts: Counter[str], partial: bool) -> None:
+    """Refuse a k that no problem has samples for, or, of a whole file, that any problem lacks."""
+    fewest, most = min(counts, key=counts.__getitem__), max(counts.values())
+    if ks and max(ks) > (most if partial else counts[fewest]):
+        has = f"no problem has more than {most}" if partial else f"{fewest} has {counts[fewest]}"
+        raise InputError("k", max(ks), f"{has} samples", "draw more samples or ask for a smaller k")
 
 
 def verdict_row(index: int, verdict: Verdict) -> dict[str, Any]:

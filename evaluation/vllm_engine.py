@@ -4,7 +4,7 @@ On GPUs nothing here is special. On the CPU build (facts measured with 0.31): fp
 seeded requests need it off there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from evaluation.engines import load_tokenizer, seeds_of
@@ -80,6 +80,7 @@ def draw_seeded(
     max_new_tokens: int,
     temperature: float,
     top_p: float,
+    on_done: Callable[[int, int, list[int]], None] | None = None,
 ) -> list[list[Completion]]:
     """Send U x n single requests and sort the answers back.
 
@@ -92,7 +93,9 @@ def draw_seeded(
         max_new_tokens: longest completion.
         temperature: 0 is greedy.
         top_p: nucleus mass.
+        on_done: told (prompt, index, token ids) of each sample as it is finished, while others are being drawn.
     """
+    n = len(seeds[0]) if seeds else 0
     requests, parameters = [], []
     for prompt, row in zip(prompts, seeds, strict=True):
         for seed in row:
@@ -111,9 +114,19 @@ def draw_seeded(
                     logprobs=LOGPROBS,
                 )
             )
-    answers = engine.generate(requests, parameters, use_tqdm=False)
-    drawn = [_completion(a.outputs[0]) for a in answers]
-    n = len(seeds[0]) if seeds else 0
+    # The engine makes ids unique by a suffix that its answers do not carry.
+    ids = engine.enqueue(requests, parameters, use_tqdm=False)
+    place = {id_.partition("-")[0]: row for row, id_ in enumerate(ids)}
+    answers: dict[int, Completion] = {}
+    while engine.llm_engine.has_unfinished_requests():
+        for answer in engine.llm_engine.step():
+            if not answer.finished:
+                continue
+            row = place[answer.request_id]
+            answers[row] = _completion(answer.outputs[0])
+            if on_done is not None:
+                on_done(row // n, row % n, answers[row].token_ids)
+    drawn = [answers[row] for row in range(len(requests))]
     return [drawn[u * n : (u + 1) * n] for u in range(len(prompts))]
 
 

@@ -3,6 +3,7 @@
 import logging
 
 from evaluation.errors import AblationError, Stopped
+from evaluation.files import check_writable
 from evaluation.records import Record
 from flows.parameters import Parameters
 from tasks.settings import prepare_prefect, settings
@@ -41,9 +42,10 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
 
     if not logger.isEnabledFor(logging.DEBUG):
         logging.getLogger("prefect").propagate = False  # what we tell in a line, it tells in tracebacks
-    store, _ = places(parameters)
+    store, runs = places(parameters)
     # Also the first thing that the flow does; but it takes seconds to get there.
     check_machine(parameters.spec, parameters.grid, store, settings())
+    check_writable("runs", runs)
     board = Board(quiet)
     board.say("starting")
     ensure_server()

@@ -1,5 +1,6 @@
 """The flow `lr-ablation`: the learning-rate ladder, by name, in a form and from a command line."""
 
+import logging
 from typing import Annotated, Literal
 
 from prefect import flow
@@ -9,8 +10,10 @@ from prefect.states import Failed
 from pydantic import Field
 
 from flows.ablation import RUNNER, Outcome, run_ablation, verdict
-from flows.parameters import Parameters
+from flows.parameters import MAX_SEEDS, Parameters
 from tasks.progress import Board
+
+logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5
 """The automation that restarts crashed runs has no cap of its own."""
@@ -27,7 +30,7 @@ def lr_ablation(
     store: str | None = None,
     runs: str | None = None,
     model: str | None = None,
-    seeds: Annotated[int, Field(ge=1, le=64)] | None = None,
+    seeds: Annotated[int, Field(ge=1, le=MAX_SEEDS)] | None = None,
     cells: list[str] | None = None,
     max_parallel_cells: Annotated[int, Field(ge=1)] | None = None,
     mbpp: str | None = None,
@@ -63,4 +66,7 @@ def lr_ablation(
         )
         return run_ablation(parameters, Board())
 
-    return verdict(body)[0]
+    state = verdict(body)[0]
+    if state.is_failed():
+        logger.error("%s", state.message)  # the command that watches the run tells its state's name only
+    return state

@@ -1,6 +1,6 @@
 """The flow parameters: the same words in the Prefect form, in `ablation run` and in `ablation plan`."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -10,25 +10,30 @@ from flows.experiments import EXPERIMENTS
 from training.cell import Cell
 from training.experiment import Experiment
 
+MAX_SEEDS = 1000
+"""More is a slip of the finger: a grid of tens of thousands of cells."""
+
+Text = Annotated[str, Field(min_length=1)]
+
 
 class Parameters(Record):
     """What a person may choose about one execution of an experiment (contracts: Flow parameters)."""
 
     experiment: str
-    store: str | None = None
+    store: Text | None = None
     """URL; None is `file://<runs>/store`."""
-    runs: str | None = None
+    runs: Text | None = None
     """Local run directories, one a cell; None is `./runs/<experiment>`."""
-    model: str | None = None
-    seeds: int | None = Field(default=None, ge=1)
+    model: Text | None = None
+    seeds: int | None = Field(default=None, ge=1, le=MAX_SEEDS)
     """How many: 0 .. n-1; None is the experiment's own."""
     cells: tuple[str, ...] | None = None
     """Cell names; None is all of them."""
     max_parallel_cells: int | None = Field(default=None, ge=1)
     """Cells training at a time; None is what the machine serves."""
-    mbpp: str | None = None
-    mbpp_plus: str | None = None
-    gsm8k: str | None = None
+    mbpp: Text | None = None
+    mbpp_plus: Text | None = None
+    gsm8k: Text | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -83,7 +83,7 @@ def audit_work(work: Work) -> str:
     failed = [c for c in checks if not c.ok]
     if failed:
         raise IncompleteError(f"judge={failed[0].name}: {failed[0].detail}; do not train with this judge")
-    if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["seen"] == seen:
+    if _seen(done) == seen:
         return f"{len(checks)} cheats refused; references as audited before"
     counts = {
         name: _audit_references(name, read_problems(Path(p))[: scored.get(name)], work.runs)
@@ -91,6 +91,14 @@ def audit_work(work: Work) -> str:
     }
     write_json(done, {"schema": "audit/1", "seen": seen, "references": counts})
     return f"{len(checks)} cheats refused; references pass: {counts}"
+
+
+def _seen(path: Path) -> object:
+    """Return what an earlier audit has seen; None if there was none, or its note is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["seen"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _audit_references(name: str, problems: list[Problem], runs: Path) -> int:

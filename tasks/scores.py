@@ -13,7 +13,7 @@ from pathlib import Path
 from prefect import task
 
 from evaluation.errors import AblationError, Stopped
-from evaluation.manifests import is_complete
+from evaluation.manifests import damaged, is_complete
 from evaluation.request import FAILURE, Request, Unit, write_request
 from tasks.launch import STOPPING, ChildDied, ChildFailed, locked, on_device, run_to_end
 from tasks.retries import ONCE_EACH, retriable
@@ -54,7 +54,7 @@ def score(work: Work, cell: Cell | None, step: int, child: "EvaluationChild") ->
     provenance = work.identity(cell).provenance(cell.name if cell else None, step)
     outs = {p: work.runs / work.score_rel(cell, p, step) for p in lacking}
     if not all(is_complete(out) for out in outs.values()):
-        with _model_of(work, cell, step) as (path, revision):
+        with model_of(work, cell, step) as (path, revision):
             units = [
                 Unit(
                     label=f"{name}/global_step_{step}",
@@ -74,15 +74,18 @@ def score(work: Work, cell: Cell | None, step: int, child: "EvaluationChild") ->
 
 
 @contextlib.contextmanager
-def _model_of(work: Work, cell: Cell | None, step: int) -> Iterator[tuple[str, str | None]]:
+def model_of(work: Work, cell: Cell | None, step: int) -> Iterator[tuple[str, str | None]]:
     """Yield where the weights are: the base model, this disk, or a copy fetched from the store and removed again."""
     if cell is None:
         yield work.files.path, work.files.revision
         return
     here = work.folder(cell).checkpoint(step)
     if is_complete(here):
-        yield str(here), None
-        return
+        difference = damaged(here)
+        if difference is None:
+            yield str(here), None
+            return
+        logger.warning("%s: %s; the store's copy is scored", here, difference)
     fetched = work.runs / "fetched" / cell.name / f"global_step_{step}"
     yield str(work.store.fetch(f"{cell.name}/global_step_{step}", fetched)), None
     shutil.rmtree(fetched)

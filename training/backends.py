@@ -1,5 +1,6 @@
 """Storage systems behind the store: a handful of operations on keys, each whole or not done at all."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Protocol
@@ -78,10 +79,21 @@ class LocalBackend:
 
     def list(self, folder: str) -> dict[str, int]:
         """Walk the folder."""
+        found: dict[str, int] = {}
         top = self.root / folder
-        found = (p for p in top.rglob("*") if p.is_file() and not p.name.endswith(PARTIAL)) if top.is_dir() else ()
-        return {p.relative_to(top).as_posix(): p.stat().st_size for p in found}
+        for at, _, names in os.walk(top, onerror=_unless_absent):
+            for name in names:
+                path = Path(at, name)
+                if not name.endswith(PARTIAL) and path.is_file():
+                    found[path.relative_to(top).as_posix()] = path.stat().st_size
+        return found
 
     def remove(self, key: str) -> None:
         """Unlink."""
         (self.root / key).unlink(missing_ok=True)
+
+
+def _unless_absent(error: OSError) -> None:
+    """A folder that is not there holds nothing; one that cannot be read must never look as if it held nothing."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

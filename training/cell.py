@@ -5,9 +5,9 @@
 
 import re
 from decimal import Decimal
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from evaluation.errors import InputError
 from evaluation.manifests import Manifest, Provenance, Revisions
@@ -216,6 +216,22 @@ class Cell(Record):
     """A checkpoint every so many steps, and one at the end."""
     terms: tuple[Replay, ...] = ()
     grpo: Grpo = Grpo()
+    lora_rank: int | None = Field(default=None, ge=1)
+    """Rank of the adapters, which alone are trained; None trains every weight."""
+    lora_alpha: int | None = Field(default=None, ge=1)
+    """The adapters' product counts alpha / rank; the rank, hence 1, unless given."""
+
+    @model_serializer(mode="wrap")
+    def _without_lora(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave both fields out of a cell that has no adapter: its fingerprint is older than they are."""
+        data = handler(self)
+        return data if self.lora_rank is not None else {k: v for k, v in data.items() if not k.startswith("lora_")}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alpha_is_rank(cls, data: Any) -> Any:
+        given = isinstance(data, dict) and data.get("lora_rank") is not None and data.get("lora_alpha") is None
+        return {**data, "lora_alpha": data["lora_rank"]} if given else data
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -234,6 +250,10 @@ class Cell(Record):
             raise ValueError(
                 f"model={self.model}: cannot be prompted for the benchmark {self.benchmark}; use a model made for it"
             )
+        if self.lora_rank is None and self.lora_alpha is not None:
+            raise ValueError(f"lora_alpha={self.lora_alpha}: there is no adapter without lora_rank; give both or none")
+        if self.lora_rank is not None and self.grpo.beta:
+            raise ValueError(f"beta={self.grpo.beta}: a LoRA cell has no reference model; use beta=0")
         if len(self.terms) != len(ARMS[self.arm].terms):
             raise ValueError(
                 f"terms={len(self.terms)}: the arm {self.arm} has {len(ARMS[self.arm].terms)}; use the arm's own terms"

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from evaluation.files import whole_folder
 from evaluation.manifests import Provenance, write_manifest
+from training.lora import plain, weights
 
 NEEDED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 MAX_SHARD = "1GB"
@@ -25,7 +26,7 @@ def export_checkpoint(
     """Write `out` as a complete model directory with its manifest, under another name and renamed when checked.
 
     Args:
-        model: the policy (fp32 weights; left as it is).
+        model: the policy (fp32 weights; left as it is), with adapters or without: published is what they make.
         tokenizer: saved beside it.
         out: `global_step_N`.
         dtype: `bfloat16` or `float32`, of the published weights.
@@ -38,7 +39,7 @@ def export_checkpoint(
     """
     target = getattr(torch, dtype)
     with whole_folder(out) as partial:
-        model.save_pretrained(partial, state_dict=cast_weights(model, target), max_shard_size=MAX_SHARD)
+        plain(model).save_pretrained(partial, state_dict=cast_weights(model, target), max_shard_size=MAX_SHARD)
         config = type(model.config).from_dict({**model.config.to_dict(), "dtype": dtype})
         config.save_pretrained(partial)
         stops = stop_ids[0] if len(stop_ids) == 1 else list(stop_ids)
@@ -49,13 +50,16 @@ def export_checkpoint(
 
 
 def cast_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the weights in `dtype`; what was tied stays one tensor, or it would be stored twice."""
+    """Return the weights in `dtype`, adapters merged; what was tied stays one tensor, or it would be stored twice.
+
+    Tied is what shares its live tensor: a merged one is gone when the next comes, which may take its address.
+    """
     state, cast = {}, {}
-    for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tensor.shape)
+    for weight in weights(model):
+        key = (weight.live.data_ptr(), weight.live.shape)
         if key not in cast:
-            cast[key] = tensor.detach().to(dtype)
-        state[name] = cast[key]
+            cast[key] = weight.merged().to(dtype)
+        state[weight.name] = cast[key]
     return state
 
 

@@ -50,6 +50,8 @@ class Runtime(Record):
     num_threads: int = Field(default=1, ge=1)
     micro_batch: int = Field(default=64, ge=1)
     """Completions a forward pass; the gradient does not depend on it beyond rounding."""
+    bucket: bool = True
+    """Micro-batches of like length, each padded to its own longest; the loss is the same to float rounding."""
     drop_zero: bool = True
     """Leave rows without advantage out of the forward pass; the loss is the same to float rounding."""
     sampler: Literal["transformers", "vllm"] = "transformers"

@@ -52,7 +52,11 @@ def publish_store(store: Store, repo: str, api: HubApi, progress: Callable[[str]
         InputError: the store holds nothing complete, or the Hub holds another run under a folder's name.
         MachineError: the Hub cannot be reached or refuses.
     """
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, LocalTokenNotFoundError
+
+    # The first base is the root of the client's own errors, whichever client this version of the library uses.
+    client_error: Any = HfHubHTTPError.__bases__[0]
+    failures = (client_error, LocalTokenNotFoundError, LocalEntryNotFoundError, ConnectionError)
 
     folders = [rel for rel in store.folders() if "/resume/" not in rel and store.has(rel)]
     if not folders:
@@ -66,8 +70,9 @@ def publish_store(store: Store, repo: str, api: HubApi, progress: Callable[[str]
         api.upload_file(
             path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=repo, commit_message="Model card"
         )
-    except (HfHubHTTPError, LocalTokenNotFoundError, ConnectionError) as e:
-        raise MachineError("hub", repo, str(e), "log in with `hf auth login`, or try again later") from e
+    except failures as e:
+        reason = next(iter(str(e).splitlines()), type(e).__name__)
+        raise MachineError("hub", repo, reason, "log in with `hf auth login`, or try again later") from e
     return folders
 
 

@@ -52,10 +52,6 @@ class Processes:
         """Return whether one of them says so."""
         return any(self.gather([mine]))
 
-    def most(self, mine: int) -> int:
-        """Return the largest number."""
-        return max(self.gather([mine]))
-
     def total(self, mine: float) -> float:
         """Return the sum, the same to the last bit everywhere."""
         return sum(self.gather([mine]))

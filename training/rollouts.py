@@ -1,7 +1,7 @@
 """Rollouts: drawing a step's completions, and the parquet file that keeps each of them with its reward."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from evaluation.files import PARTIAL
 from evaluation.generation import Completion, NonFiniteLogits, row_seed, sample
 from evaluation.prompts import PromptSpec, stopped
 from training.cell import Grpo
+from training.lora import plain
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,12 @@ def draw_step(
     problem_ids: Sequence[str],
     seed: int,
     step: int,
+    on_done: Callable[[int, int, list[int]], None] | None = None,
 ) -> list[list[Completion]]:
     """Draw a group for each prompt; the random stream is a function of (seed, step, problem, index).
 
     Args:
-        sampler: the policy, or a `vllm.LLM` that has the policy's weights.
+        sampler: the policy, with adapters or without, or a `vllm.LLM` that has the policy's weights.
         tokenizer: decodes tokens where the specification has stop strings.
         spec: stop ids and strings.
         grpo: group size, lengths and temperature.
@@ -52,13 +54,15 @@ def draw_step(
         problem_ids: one a prompt.
         seed: the cell's.
         step: optimizer steps done.
+        on_done: told (prompt, index, token ids) of rollouts that are finished while others are being drawn.
 
     Raises:
         NonFiniteLogits: the policy's output is not finite.
     """
     seeds = [[row_seed(seed, f"step {step}", p, i) for i in range(grpo.rollouts_per_prompt)] for p in problem_ids]
+    sampler = plain(sampler)
     if not isinstance(sampler, PreTrainedModel):
-        return _draw_vllm(sampler, spec, grpo, prompts, seeds)
+        return _draw_vllm(sampler, spec, grpo, prompts, seeds, on_done)
     stop_text = (lambda ids: stopped(spec, tokenizer.decode(ids))) if spec.stop_strings else None
     return sample(
         sampler,
@@ -70,11 +74,17 @@ def draw_step(
         stop_ids=spec.stop_ids,
         pad_id=tokenizer.pad_token_id,
         stop_text=stop_text,
+        on_done=on_done,
     )
 
 
 def _draw_vllm(
-    engine: Any, spec: PromptSpec, grpo: Grpo, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]]
+    engine: Any,
+    spec: PromptSpec,
+    grpo: Grpo,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[Sequence[int]],
+    on_done: Callable[[int, int, list[int]], None] | None,
 ) -> list[list[Completion]]:
     """Draw with TRL's colocated vLLM, a request and a seed a rollout: TRL's own call gives a whole group one seed.
 
@@ -93,6 +103,7 @@ def _draw_vllm(
         max_new_tokens=grpo.max_new_tokens,
         temperature=grpo.temperature,
         top_p=grpo.top_p,
+        on_done=on_done,
     )
     if not all(math.isfinite(x) for group in drawn for c in group for x in c.logprobs):
         raise NonFiniteLogits("vLLM reports a log-probability that is not finite")

@@ -11,13 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from evaluation.errors import InputError, MachineError
 from evaluation.files import write_json
-from evaluation.manifests import is_complete, read_manifest, write_manifest
+from evaluation.manifests import damaged, is_complete, read_manifest, write_manifest
 from evaluation.problems import read_problems
-from evaluation.program import explain, run_program
+from evaluation.program import read_record, run_program
 from evaluation.prompts import check
 from training.folder import CellFile, Result, RunFolder, Runtime
 from training.processes import Processes, join
@@ -62,11 +60,8 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
     for path in (folder.cell_json, folder.runtime_json):
         if not path.is_file():
             raise InputError("folder", folder.root, f"has no {path.name}", "name the run directory of a cell")
-    try:
-        cell_file = CellFile.model_validate_json(folder.cell_json.read_bytes())
-        runtime = Runtime.model_validate_json(folder.runtime_json.read_bytes())
-    except ValidationError as error:
-        raise explain(error) from error
+    cell_file = read_record(CellFile, folder.cell_json)
+    runtime = read_record(Runtime, folder.runtime_json)
     if not Path(runtime.problems_path).is_file():
         raise InputError("problems_path", runtime.problems_path, "no such file", "run the split first")
     if Path(runtime.model_path).is_absolute() and not Path(runtime.model_path).is_dir():
@@ -103,11 +98,10 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
     torch.set_num_threads(runtime.num_threads)
     if runtime.device.startswith("cuda") and not torch.cuda.is_available():
         raise MachineError("device", runtime.device, "no CUDA device", "train on a GPU host, or set device to cpu")
-    cell, spec = cell_file.cell, cell_file.prompt
+    cell = cell_file.cell
     step = newest_resume(folder)
     resume = None if step is None else folder.resume(step)
-    model, tokenizer = load_model(str(resume or runtime.model_path), None if resume else runtime.model_revision)
-    check(spec, tokenizer, model.config, model.generation_config if resume is None else None)
+    model, tokenizer = load_policy(cell_file, runtime, resume)
     if step is not None:
         logger.info("going on from step %d", step)
         if step in cell.checkpoints:  # killed between the resume state and its checkpoint
@@ -126,12 +120,31 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
 
 
 def newest_resume(folder: RunFolder) -> int | None:
-    """Return the step of the newest whole resume state, by number; what is incomplete is passed over with a warning."""
+    """Return the step of the newest whole resume state, by number; a damaged one is passed over with a warning."""
     for step in reversed(folder.resumes()):
-        if is_complete(folder.resume(step)):
+        difference = damaged(folder.resume(step))
+        if difference is None:
             return step
-        logger.warning("%s is incomplete and passed over", folder.resume(step))
+        logger.warning("%s is passed over: %s", folder.resume(step), difference)
     return None
+
+
+def load_policy(cell_file: CellFile, runtime: Runtime, resume: Path | None) -> tuple[Any, Any]:
+    """Load what is trained from here on, and its tokenizer: the base, or the weights of a resume state.
+
+    The resume state of a LoRA cell has adapters only; the base is then the same as at the start.
+
+    Raises:
+        InputError: something is not there, or the prompt specification is not the model's.
+    """
+    whole = resume if cell_file.cell.lora_rank is None else None
+    model, tokenizer = load_model(str(whole or runtime.model_path), None if whole else runtime.model_revision)
+    check(cell_file.prompt, tokenizer, model.config, None if whole else model.generation_config)
+    if cell_file.cell.lora_rank is not None:
+        from training.lora import adapt
+
+        model = adapt(model, cell_file.cell, resume)
+    return model, tokenizer
 
 
 def load_model(path: str, revision: str | None) -> tuple[Any, Any]:
@@ -205,6 +218,8 @@ def _steps(
         log.write(trainer.step_number, math.nan)
         _end_diverged(folder, trainer.processes, trainer.step_number, "logit")
         return
+    finally:
+        trainer.rewards.close()
     if guard.stopped and trainer.state.global_step < cell.steps:
         raise guard.stop(trainer.state.global_step)
     if trainer.state.global_step != cell.steps:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from evaluation.errors import InputError, MachineError
 from evaluation.files import sha256_file
-from evaluation.manifests import MANIFEST, Manifest, is_complete, list_files, parse_manifest, read_manifest
+from evaluation.manifests import MANIFEST, Manifest, damaged, is_complete, list_files, parse_manifest, read_manifest
 from evaluation.records import Record
 from training.backends import Backend, LocalBackend
 from training.cell import Identity, differences
@@ -91,6 +91,8 @@ class Store:
                 continue
             self.backend.put(local / f.path, key)
             if self.backend.sha256(key) != f.sha256:
+                if difference := damaged(local):
+                    raise ValueError(f"{local}: {difference}")
                 raise OSError(f"{self.url}/{key}: reads back other bytes than were sent")
         self.backend.put(local / MANIFEST, f"{rel}/{MANIFEST}")
         return True

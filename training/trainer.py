@@ -5,19 +5,19 @@ What is overridden, and why (tests/training/test_trl_pins.py fails when TRL chan
 - `_get_train_sampler`: TRL's order depends on how many epochs one process has seen; ours on (seed, epoch) alone.
   Where the data loader is sharded and skips, accelerate does not tell it the epoch: it is set when it is made.
 - `_generate_and_score_completions`: per-step seeds, and the step's rollouts with their advantages.
-- `_compute_loss`: rows without advantage add nothing to the loss (unless there is a KL term), so they may be left out
-  of the forward pass.
+- `_prepare_inputs`: the step's rows in micro-batches of like length, without those that add nothing to the loss
+  (`training/buckets.py`).
 - `training_step`: replay's own micro-batches, in the same optimizer step, before the gradient is clipped.
   Several processes sample, judge and replay a share each; the figures and rollouts that are kept are everybody's.
 - `_save_checkpoint`: resume states whole or absent, and the published checkpoint after its resume state.
 
-With no term and `drop_zero` off, loss and gradients are TRL's own.
+With no term, and `bucket` and `drop_zero` off, loss and gradients are TRL's own.
 """
 
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ from trl.trainer.utils import RepeatSampler
 from evaluation.judge import Judge
 from evaluation.prompts import prompt_ids, render
 from evaluation.records import Outcome, Problem
+from training.buckets import arrange, filled_up
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
+from training.lora import sync_out_of_place
 from training.objectives import collate, mean_token_nll
 from training.processes import agreed
 from training.replay import Draw, ReplayBuffer
-from training.reward import score_rollouts
+from training.reward import RewardStream
 from training.rollouts import Rollout, draw_step, write_rollouts
 
 
@@ -75,9 +77,9 @@ class CellTrainer(GRPOTrainer):
     ) -> None:
         cell, spec = cell_file.cell, cell_file.prompt
         self.cell_file, self.cell, self.spec = cell_file, cell, spec
-        self.runtime, self.folder, self.judge = runtime, folder, judge
+        self.runtime, self.folder = runtime, folder
         self.tokenizer = tokenizer
-        self.problems = {p.problem_id: p for p in problems}
+        self.rewards = RewardStream(judge, spec, {p.problem_id: p for p in problems}, self._texts)
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
         self.term = cell.terms[0] if cell.terms else None
         self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
@@ -99,6 +101,8 @@ class CellTrainer(GRPOTrainer):
         )
         self.processes = agreed(runtime)
         self.remove_callback(PrinterCallback)  # prints TRL's figures; ours are in steps.jsonl
+        if self.use_vllm:
+            sync_out_of_place(self.vllm_generation, self.model)
 
     @property
     def step_number(self) -> int:
@@ -114,16 +118,14 @@ class CellTrainer(GRPOTrainer):
 
     def _make_reward(self) -> Any:
         def passes_asserts(prompts: Any, completions: list[str], problem_id: list[str], **_: Any) -> list[float]:
-            texts = self._texts()
             self.outcomes = self.processes.together(
-                lambda: score_rollouts(self.judge, self.spec, self.problems, problem_id, texts)
+                lambda: self.rewards.outcomes(problem_id, [c.token_ids for c in self.completions])
             )
             return [float(o is Outcome.PASS) for o in self.outcomes]
 
         return passes_asserts
 
-    def _texts(self) -> list[str]:
-        ids = [c.token_ids for c in self.completions]
+    def _texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -136,7 +138,7 @@ class CellTrainer(GRPOTrainer):
 
     def _record(self, inputs: list[dict[str, Any]], advantages: list[float]) -> None:
         """Keep the step's rollouts, those of all processes, on disk, and their means for the log."""
-        group, texts = self.cell.grpo.rollouts_per_prompt, self._texts()
+        group, texts = self.cell.grpo.rollouts_per_prompt, self._texts([c.token_ids for c in self.completions])
         mine = [
             Rollout(
                 problem_id=x["problem_id"],
@@ -168,10 +170,22 @@ class CellTrainer(GRPOTrainer):
             "replay": None,
         }
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        if self.runtime.drop_zero and self.beta == 0 and model.training:
-            inputs = _with_advantage(inputs, self.processes.most)
-        return super()._compute_loss(model, inputs)
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        drop = self.runtime.drop_zero and self.beta == 0
+        assert self.model is not None
+        if not self.model.training or self._buffered_inputs is before or not (drop or self.runtime.bucket):
+            return inputs
+        assert self._buffered_inputs is not None
+        window = self.args.gradient_accumulation_steps
+        parts = [self._buffered_inputs[i : i + window] for i in range(0, len(self._buffered_inputs), window)]
+        arranged = [b for part in parts for b in arrange(part, drop_zero=drop, bucket=self.runtime.bucket)]
+        if self.processes.count > 1:  # TRL gathers a figure a row from all processes
+            counts = self.processes.gather([[len(b["advantages"]) for b in arranged]])
+            arranged = [filled_up(b, max(of)) for b, of in zip(arranged, zip(*counts, strict=True), strict=True)]
+        self._buffered_inputs = arranged
+        return arranged[self._step % len(arranged)]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Take a micro-batch; after the last of the step, add the replayed rollouts' gradient to it."""
@@ -243,7 +257,7 @@ class CellTrainer(GRPOTrainer):
         """Take up everything that Trainer does not save itself."""
         state = json.loads((resume / "cell_state.json").read_text(encoding="utf-8"))
         self._step = state["global_step"] * self.args.gradient_accumulation_steps
-        self.first_epoch = state["global_step"] // (len(self.problems) // self.cell.grpo.prompts_per_step)
+        self.first_epoch = state["global_step"] // (len(self.prompt_tokens) // self.cell.grpo.prompts_per_step)
         if self.buffer is not None:
             self.buffer.restore(state["replay"])
 
@@ -265,6 +279,7 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
             ids,
             trainer.cell.seed,
             trainer.state.global_step,
+            on_done=lambda prompt, _, token_ids: trainer.rewards.put(ids[prompt], token_ids),
         )
     )
     trainer.completions = [c for completions in drawn for c in completions]
@@ -272,24 +287,4 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         "prompt_ids": [list(t) for t in tokens for _ in range(group)],
         "completion_ids": [c.token_ids for c in trainer.completions],
         "logprobs": [c.logprobs for c in trainer.completions],
-    }
-
-
-def _with_advantage(inputs: dict[str, Any], most: Callable[[int], int]) -> dict[str, Any]:
-    """Keep the rows whose advantage is not zero (one at least); the loss is normalised by all tokens all the same.
-
-    TRL gathers a figure a row from all processes: each keeps as many rows as `most` says that one of them needs.
-    """
-    rows = len(inputs["advantages"])
-    keep = inputs["advantages"] != 0
-    missing = most(max(1, int(keep.sum()))) - int(keep.sum())
-    keep[(~keep).nonzero().flatten()[:missing]] = True
-    kept = {k: v[keep] if torch.is_tensor(v) and v.ndim and len(v) == rows else v for k, v in inputs.items()}
-    longest = int(kept["completion_mask"].sum(1).max().clamp(min=1))
-    width = inputs["completion_mask"].shape[1]
-    return {
-        k: v[:, :longest]
-        if torch.is_tensor(v) and v.ndim == 2 and v.shape[1] == width and k not in {"prompt_ids", "prompt_mask"}
-        else v
-        for k, v in kept.items()
     }

@@ -26,7 +26,7 @@ from evaluation.records import Outcome, Problem, Program, Verdict
 
 logger = logging.getLogger(__name__)
 
-JUDGE_VERSION = f"judge/3 python{sys.version_info.major}.{sys.version_info.minor}"
+JUDGE_VERSION = f"judge/4 python{sys.version_info.major}.{sys.version_info.minor}"
 TRIES = 3
 MAX_KNOWN = 200_000
 """Verdicts kept in this process."""
@@ -183,7 +183,7 @@ class Judge:
                 except ReferenceFailed:
                     return None  # said with each program's verdict
                 except JudgeFailed as e:
-                    logger.warning("%s: reference outputs: %s; tried again", *item, e)
+                    logger.warning("%s: %s: reference outputs: %s; tried again", *item, e)
                     lane.close()
             return None
 

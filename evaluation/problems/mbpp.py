@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from evaluation.errors import InputError, MachineError
+from evaluation.files import check_readable
 from evaluation.records import Problem
 
 MBPP_ROWS = 974
@@ -114,9 +115,7 @@ def read_rows(field: str, path: str | None) -> tuple[list[dict[str, Any]], str, 
     """Return rows, sha256 of the (unpacked) file and revision; without a path, from the source's own home."""
     if path is not None:
         file = Path(path).expanduser()
-        if not file.is_file():
-            what = "a folder" if file.is_dir() else "no such file"
-            raise InputError(field, path, what, f"give {RIGHT_FILE[field]} with {_flag(field)} FILE")
+        check_readable(field, file, f"{RIGHT_FILE[field]} with {_flag(field)} FILE")
         rows, sha256 = _read_jsonl(field, file)
         return rows, sha256, f"sha256:{sha256}"
     with tempfile.TemporaryDirectory() as scratch:
@@ -147,12 +146,23 @@ def _read_jsonl(field: str, path: Path) -> tuple[list[dict[str, Any]], str]:
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
-        rows = [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+        lines = [line for line in data.decode("utf-8").split("\n") if line.strip()]
+    except OSError as error:
+        refuse(field, str(path), f"cannot be read ({error.strerror or error})")
+    except (ValueError, EOFError, zlib.error) as error:
         refuse(field, str(path), f"not a file of JSON lines ({error})")
+    rows = [_row(field, path, number, line) for number, line in enumerate(lines, 1)]
     if not all(isinstance(r, dict) for r in rows):
         refuse(field, str(path), "not one JSON object a line")
     return rows, hashlib.sha256(data).hexdigest()
+
+
+def _row(field: str, path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        at = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
+        refuse(field, str(path), f"row {number} is not JSON ({at})")
 
 
 def check_rows(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evaluation.errors import InputError, MachineError
 from evaluation.files import sha256_file
-from evaluation.manifests import MANIFEST, Manifest, is_complete, list_files, read_manifest
+from evaluation.manifests import Manifest, damaged, read_manifest
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 """Configuration, tokenizer and manifest: what a prompt specification is read from."""
@@ -49,6 +49,8 @@ def locate(text: str) -> Checkpoint:
         MachineError: the Hub cannot be reached.
     """
     text = text.removeprefix("file://")
+    if not text:
+        raise InputError("checkpoint", text, "is empty", "give a model folder or ORG/NAME[:SUBFOLDER]")
     base, _, sub = text.partition(":")
     for path in (Path(text), Path(base, sub)):
         if path.is_dir():
@@ -61,9 +63,8 @@ def locate(text: str) -> Checkpoint:
 def _local(text: str, path: Path) -> Checkpoint:
     if not (path / "config.json").is_file():
         raise InputError("checkpoint", text, "has no config.json", "give a Hugging Face model folder")
-    if (path / MANIFEST).is_file() and not is_complete(path):
-        names = sorted(p.name for p in list_files(path))
-        raise InputError("checkpoint", text, f"differs from its manifest (holds {', '.join(names)})", "fetch it again")
+    if difference := damaged(path):
+        raise InputError("checkpoint", text, f"differs from its manifest: {difference}", "fetch it again")
     return Checkpoint(text, str(path.absolute()), None, None, path)
 
 

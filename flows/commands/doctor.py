@@ -23,7 +23,7 @@ def execute(args: argparse.Namespace) -> Answer:
     if args.resume:
         from flows.commands.proof import prove_resume
 
-        checks.append(prove_resume())
+        checks += prove_resume()
     ok = all(c.ok for c in checks if c.needed)
     document = {"schema": "doctor/1", "ok": ok, "checks": [c.model_dump(mode="json") for c in checks]}
     lines = [f"{'ok  ' if c.ok else 'FAIL' if c.needed else 'no  '} {c.name}: {c.detail}" for c in checks]

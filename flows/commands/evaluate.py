@@ -5,19 +5,25 @@ the same words, it goes on where it was.
 """
 
 import argparse
+import importlib.util
 import json
 import logging
 import re
 import shutil
 import sys
 from pathlib import Path
+from typing import get_args
 
-from evaluation.errors import InputError
-from evaluation.manifests import Provenance, Revisions, read_manifest
+from pydantic import ValidationError
+
+from evaluation.errors import InputError, MachineError
+from evaluation.files import check_writable
+from evaluation.manifests import Provenance, Revisions, damaged, read_manifest
 from evaluation.problems import BENCHMARKS, Prepared, prepare
+from evaluation.program import explain
 from evaluation.prompts import PromptSpec, default_rendering, resolve
 from evaluation.protocol import Protocol
-from evaluation.request import REQUEST, Request, Unit, read_request, write_request
+from evaluation.request import REQUEST, Engine, Request, Unit, read_request, write_request
 from flows.commands.answer import Answer
 from flows.commands.checkpoints import Checkpoint, locate
 from flows.commands.flags import add_data
@@ -29,6 +35,7 @@ from training.cell import MODELS
 
 log = logging.getLogger(__name__)
 
+ENGINES: tuple[str, ...] = get_args(Engine)
 DEFAULTS = {p.benchmark: p for name in ("full", "smoke") for p in EXPERIMENTS[name].protocols}
 """The protocol of each benchmark, as its experiment declares it; flags change single fields."""
 
@@ -55,12 +62,14 @@ def execute(args: argparse.Namespace) -> Answer:
     """Draw, judge and answer with the score."""
     from evaluation.scores import Score
 
+    check_flags(args)
     checkpoint = locate(args.checkpoint)
     protocol = protocol_of(args, checkpoint)
     prompt = prompt_of(args.prompt, protocol, checkpoint)
     label = re.sub(r"[^\w.-]+", "_", checkpoint.label.strip("/"))
     out = Path(args.out) if args.out else Path("evaluations") / label / protocol.folder
     work = out.with_name(out.name + ".work")
+    check_writable("out", out.parent)
     prepared = prepare(
         BENCHMARKS[protocol.benchmark].training, 0, [protocol.benchmark], work / "problems", args.mbpp, args.mbpp_plus
     )
@@ -77,11 +86,35 @@ def execute(args: argparse.Namespace) -> Answer:
     )
     refuse_other(unit, out, work)
     write_request(work, request)
-    run_evaluation(work, out)
+    try:
+        run_evaluation(work, out)
+    except (InputError, MachineError):
+        if not (out / "samples.jsonl").is_file():
+            shutil.rmtree(work)  # nothing was begun: the corrected command starts afresh
+        raise
     score = Score.model_validate_json((out / "score.json").read_text(encoding="utf-8"))
     if score.num_errors == 0:
         shutil.rmtree(work)  # what the judge failed on is tried again by the same command, with the same samples
     return score_answer(score, out)
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Refuse an engine, device or number of threads that cannot be, before the model is looked for.
+
+    Raises:
+        InputError: there is no such thing.
+        MachineError: there is, but not here.
+    """
+    if args.engine not in ENGINES:
+        raise InputError("engine", args.engine, "unknown", f"use one of {', '.join(ENGINES)}")
+    if args.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise MachineError("engine", "vllm", "vLLM is not installed here", "install it, or use --engine transformers")
+    if args.threads < 1:
+        raise InputError("threads", args.threads, "nothing runs on fewer than one", "use 1 or more")
+    if args.device is not None and not re.fullmatch(r"cpu|cuda(:[0-9]+)?", args.device):
+        raise InputError("device", args.device, "unknown", "use cpu, cuda or cuda:N")
+    if (args.device or "").startswith("cuda") and not settings().gpus:
+        raise MachineError("device", args.device, "this host has no GPU", "use --device cpu")
 
 
 def protocol_of(args: argparse.Namespace, checkpoint: Checkpoint) -> Protocol:
@@ -99,7 +132,19 @@ def protocol_of(args: argparse.Namespace, checkpoint: Checkpoint) -> Protocol:
         "seed": args.seed,
         "num_problems": args.num_problems,
     }
-    return DEFAULTS[benchmark].replace(**{field: value for field, value in flags.items() if value is not None})
+    given = {field: value for field, value in flags.items() if value is not None}
+    try:
+        protocol = DEFAULTS[benchmark].replace(**given)
+    except ValidationError as e:
+        raise explain(e, {"max_new_tokens": "max_tokens"}) from e
+    there = BENCHMARKS[benchmark].num_problems
+    if (args.num_problems or 0) > there:
+        raise InputError("num_problems", args.num_problems, f"{benchmark} has {there}", f"use at most {there}")
+    room = json.loads((checkpoint.files / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+    if args.max_tokens and room and args.max_tokens >= room:
+        reason = f"the model's context has {room} tokens, its prompt included"
+        raise InputError("max_tokens", args.max_tokens, reason, "ask for fewer")
+    return protocol
 
 
 def prompt_of(asked: str | None, protocol: Protocol, checkpoint: Checkpoint) -> PromptSpec:
@@ -165,6 +210,7 @@ def refuse_other(unit: Unit, out: Path, work: Path) -> None:
             manifest is not None
             and score.is_file()
             and (manifest.revisions, manifest.prompt_sha256) == (mine.revisions, mine.prompt_sha256)
+            and damaged(out) is None
             and json.loads(score.read_text(encoding="utf-8"))["protocol_sha256"] == unit.protocol.sha256
         )
     else:
@@ -187,7 +233,8 @@ def run_evaluation(work: Path, out: Path) -> None:
         nonlocal told
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         for line in lines[told:]:
-            log.info("%s", line)
+            if not line.startswith("error: "):  # that one is raised again, and told once
+                log.info("%s", line)
         told = len(lines)
 
     try:

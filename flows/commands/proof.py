@@ -1,9 +1,10 @@
-"""`ablation doctor --resume`: a tiny cell trained twice here, once broken off half-way; the bytes must be equal."""
+"""`ablation doctor --resume`: tiny cells trained twice here, once broken off half-way; the bytes must be equal."""
 
 import json
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from evaluation.files import read_jsonl, sha256_file, write_json
@@ -11,17 +12,30 @@ from evaluation.manifests import Revisions
 from evaluation.problems import prepare
 from flows.commands.checks import Check
 from flows.experiments import EXPERIMENTS
-from tasks.launch import run_to_end
+from tasks.launch import STOPPING, run_to_end
 from tasks.models import locate_model, prompt_of
 from training.cell import MODELS
 from training.folder import CellFile, RunFolder, Runtime
 
+LORA_RANK = 8
 
-def prove_resume() -> Check:
+
+def prove_resume() -> list[Check]:
+    """Prove it for a cell that trains every weight and for one that trains adapters; both at once, a core each."""
+    STOPPING.clear()
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            return list(pool.map(_prove, ("exact resume", "exact resume, LoRA"), (None, LORA_RANK)))
+        except BaseException:
+            STOPPING.set()  # a signal, or one has failed: the children end now, not when they are done
+            raise
+
+
+def _prove(name: str, lora_rank: int | None) -> Check:
     """Train the replay cell of `micro` unbroken and from its own half-way state; equal weights and logs prove it."""
     with tempfile.TemporaryDirectory(prefix="ablation-resume-") as scratch:
         unbroken, resumed = (RunFolder(Path(scratch) / name) for name in ("unbroken", "resumed"))
-        half, end = _prepare(unbroken, Path(scratch))
+        half, end = _prepare(unbroken, Path(scratch), lora_rank)
         _train(unbroken)
         resumed.resume(half).parent.mkdir(parents=True)
         shutil.copytree(unbroken.resume(half), resumed.resume(half))
@@ -34,13 +48,13 @@ def prove_resume() -> Check:
     detail = f"{end} steps unbroken and from step {half}: weights {weights[0][:12]} and {weights[1][:12]}, logs " + (
         "equal" if logs[0] == logs[1] else f"{json.dumps(logs[0])[:120]} and {json.dumps(logs[1])[:120]}"
     )
-    return Check(name="exact resume", ok=same, detail=detail)
+    return Check(name=name, ok=same, detail=detail)
 
 
-def _prepare(folder: RunFolder, scratch: Path) -> tuple[int, int]:
+def _prepare(folder: RunFolder, scratch: Path, lora_rank: int | None) -> tuple[int, int]:
     """Write cell.json and runtime.json; return the first checkpoint's step and the endpoint."""
     spec = EXPERIMENTS["micro"]
-    cell = next(c for c in spec.cells() if c.terms)
+    cell = next(c for c in spec.cells() if c.terms).replace(lora_rank=lora_rank)
     model = MODELS[cell.model]
     files = locate_model(model, scratch)
     prepared = prepare(spec.benchmark, spec.data_seed, [p.benchmark for p in spec.protocols], scratch / "problems")

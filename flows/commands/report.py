@@ -26,6 +26,7 @@ def execute(args: argparse.Namespace) -> Answer:
     stored = stored_cells(store)
     experiment = find_experiment(store, stored, args.experiment)
     cells = planned_cells(store, experiment, stored)
+    store.check_writable()
     from tasks.reports import rebuild
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -77,9 +78,16 @@ def planned_cells(store: Store, experiment: Experiment, stored: Sequence[Cell]) 
     grid = _grid(experiment, stored)
     if not set(stored) & set(grid):
         raise InputError("experiment", experiment.name, f"no cell of it is in {store.url}", "name another experiment")
-    raw = store.read(f"reports/{experiment.name}/finding.json")
-    asked = {run["cell"] for run in json.loads(raw)["runs"]} if raw is not None else None
+    asked = _reported(store.read(f"reports/{experiment.name}/finding.json"))
     return tuple(cell for cell in grid if asked is None or cell.name in asked)
+
+
+def _reported(raw: bytes | None) -> set[str] | None:
+    """Return the cells of a stored finding; None if there is none, or it is damaged (it is about to be rebuilt)."""
+    try:
+        return None if raw is None else {run["cell"] for run in json.loads(raw)["runs"]}
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _smallest(fitting: Sequence[Experiment]) -> list[str]:

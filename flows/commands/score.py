@@ -3,13 +3,13 @@
 import argparse
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from evaluation.errors import InputError, MachineError
+from evaluation.errors import InputError
+from evaluation.files import check_readable, check_writable
 from evaluation.problems import BENCHMARKS, load_benchmark, read_problems
 from evaluation.records import Problem
 from flows.commands.answer import Answer, table
@@ -36,16 +36,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Answer:
     """Judge, and answer with the score; exit 1 if a sample has no verdict."""
     samples = Path(args.samples)
-    if not samples.is_file():
-        what = "a folder" if samples.is_dir() else "no such file"
-        raise InputError("samples", samples, what, "give a JSONL file of samples")
+    check_readable("samples", samples, "a JSONL file of samples")
     ks = parse_ks(args.k)
     workers = len(os.sched_getaffinity(0)) if args.workers is None else args.workers
     if workers < 1:
         raise InputError("workers", workers, "nothing is judged by fewer than one", "use 1 or more")
     problems = problems_of(args.benchmark, args.problems, args.mbpp, args.mbpp_plus)
     out = Path(args.out) if args.out else samples.parent
-    check_writable(out)
+    check_writable("out", out)
     from evaluation.scoring import score_samples
 
     with tqdm(desc=f"judging {samples.name}", unit=" samples", disable=None) as bar:
@@ -67,22 +65,6 @@ def execute(args: argparse.Namespace) -> Answer:
             progress=progress,
         )
     return score_answer(score, out)
-
-
-def check_writable(out: Path) -> None:
-    """Refuse a folder that results could not be written to, before anything is judged.
-
-    Raises:
-        MachineError: with the reason.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as e:
-        raise MachineError(
-            "out", out, f"cannot be written ({e.strerror or e})", "give another folder with --out"
-        ) from e
 
 
 def cache_folder() -> Path | None:
@@ -119,8 +101,7 @@ def problems_of(benchmark: str, path: str | None, mbpp: str | None, mbpp_plus: s
         raise InputError("benchmark", benchmark, "unknown", f"use one of {', '.join(BENCHMARKS)}")
     if path is None:
         return load_benchmark(benchmark, mbpp, mbpp_plus)
-    if not Path(path).is_file():
-        raise InputError("problems", path, "no such file", "give a file of problems")
+    check_readable("problems", Path(path), "a file of problems")
     with Path(path).open(encoding="utf-8", errors="replace") as f:
         ours = '"problem_id"' in f.readline()
     if ours:
@@ -141,7 +122,11 @@ def score_answer(score: "Score", out: Path) -> Answer:
     outcomes = ", ".join(f"{count} {word}" for word, count in score.outcomes.items())
     told = [table(rows), *_told_apart(score)]
     of = f" of {score.num_planned}" if score.num_planned else ""
-    told.append(f"{score.num_problems}{of} problems x {score.n}: {outcomes}\nwritten to {out}")
+    least = min(p.n for p in score.problems.values())
+    each = f"{score.n}" if least == score.n else f"{least} to {score.n}"
+    if score.num_unknown:
+        told.append(f"{score.num_unknown} samples left out: their problems are not in {score.benchmark}")
+    told.append(f"{score.num_problems}{of} problems x {each}: {outcomes}\nwritten to {out}")
     return Answer.of(score, "\n".join(told), 1 if score.num_errors else 0)
 
 

@@ -104,6 +104,31 @@ def test_k_beyond_the_samples_is_refused(tmp_path, problems):
         score_samples(write(tmp_path / "s.jsonl", rows), "toy", problems, tmp_path, ks=(1, 10))
 
 
+def test_a_k_that_a_problem_lacks_names_the_problem(tmp_path, problems):
+    rows = [{"task_id": p.problem_id, "solution": RIGHT} for p in problems]
+    with pytest.raises(InputError, match="Test/1 has 1 samples"):
+        score_samples(write(tmp_path / "s.jsonl", rows), "toy", problems, tmp_path, ks=(2,))
+
+
+def test_duplicates_are_told_before_what_is_missing(tmp_path, problems):
+    more = [*problems, problems[0].replace(problem_id="Test/3")]
+    rows = [{"task_id": f"Test/{i}", "solution": RIGHT} for i in (1, 2, 2)]
+    with pytest.raises(InputError, match="duplicates"):
+        score_samples(write(tmp_path / "s.jsonl", rows), "toy", more, tmp_path)
+
+
+def test_a_partial_file_may_have_problems_of_other_benchmarks_and_says_how_many(tmp_path, problems):
+    rows = [{"task_id": t, "solution": RIGHT} for t in ("Other/1", "Test/1", "Other/2", "Test/2")]
+    path = write(tmp_path / "s.jsonl", rows)
+    score = score_samples(path, "toy", problems, tmp_path, partial=True, cache=tmp_path / "c")
+    assert (score.num_unknown, score.num_problems, score.num_planned) == (2, 2, None)
+    assert score.pass_at_k["plus"]["1"].value == 1.0
+    verdicts = [json.loads(x)["task_id"] for x in (tmp_path / "verdicts.jsonl").read_text().splitlines()]
+    assert verdicts == ["Test/1", "Test/2"]
+    with pytest.raises(InputError, match="no samples"):
+        score_samples(write(path, rows[:1]), "toy", problems, tmp_path, partial=True)
+
+
 def test_a_partial_file_says_how_much_it_is(tmp_path, problems):
     rows = [{"task_id": "Test/1", "solution": RIGHT}] * 2
     score = score_samples(

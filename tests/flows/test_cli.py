@@ -233,8 +233,11 @@ def test_a_signal_exits_75_and_says_that_the_same_command_goes_on(store: Path, s
 def test_doctor_proves_exact_resume_here() -> None:
     from flows.commands.proof import prove_resume
 
-    check = prove_resume()
-    assert check.ok and "weights" in check.detail
+    full, lora = prove_resume()
+    assert (full.name, lora.name) == ("exact resume", "exact resume, LoRA")
+    for check in (full, lora):
+        assert check.ok and "weights" in check.detail
+    assert full.detail != lora.detail
 
 
 def test_score_judges_a_file_and_writes_what_the_contract_lists(

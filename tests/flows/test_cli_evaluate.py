@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from evaluation.errors import InputError, MachineError
 from evaluation.files import write_json
@@ -87,12 +86,12 @@ def test_the_protocol_is_that_of_the_checkpoint_s_training_with_flags_on_top(our
 
 @pytest.mark.parametrize("flags", ["--n 0", "--top-p 0", "--top-p 2", "--temperature -1", "--max-tokens 0"])
 def test_impossible_protocols_are_refused(ours: Checkpoint, flags: str) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(InputError):
         protocol_of(words(ours.path, *flags.split()), ours)
 
 
 def test_greedy_sampling_asks_for_one_sample(ours: Checkpoint) -> None:
-    with pytest.raises(ValidationError, match="use n=1"):
+    with pytest.raises(InputError, match="use n=1"):
         protocol_of(words(ours.path, "--temperature", "0"), ours)
     assert protocol_of(words(ours.path, "--temperature", "0", "--n", "1"), ours).n == 1
 

@@ -17,7 +17,7 @@ from tasks.cells import command, fetch_resume, runtime_of, write_folder
 from tasks.checkpoints import publish, publish_open_files, seal
 from tasks.data import audit_work, check_machine
 from tasks.models import locate_model, prompt_of
-from tasks.scores import EvaluationChild, score
+from tasks.scores import EvaluationChild, model_of, score
 from tasks.settings import Settings
 from training.cell import MODELS
 from training.folder import CellFile, Result
@@ -135,6 +135,33 @@ def test_another_host_goes_on_from_the_stored_resume_state(make_work, tmp_path):
     assert len(folder.steps_jsonl.read_text().splitlines()) == 3
 
 
+def test_a_checkpoint_whose_bytes_changed_on_this_disk_is_scored_from_the_store(make_work, caplog):
+    work = make_work()
+    cell = work.cells[0]
+    train_to(work, cell, 2)
+    publish(work, cell, 2)
+    with model_of(work, cell, 2) as (path, _):
+        assert Path(path) == work.folder(cell).checkpoint(2)
+    (work.folder(cell).checkpoint(2) / "weights").write_text("w3")  # of the same size
+    with model_of(work, cell, 2) as (path, _):
+        assert (Path(path) / "weights").read_text() == "w2"
+    assert "weights has other bytes than its manifest says; the store's copy is scored" in caplog.text
+    stored_weights = work.store.backend.root / cell.name / "global_step_2" / "weights"
+    stored_weights.write_text("w3")
+    with pytest.raises(OSError, match="hash differs from its manifest; run `ablation verify`"), model_of(work, cell, 2):
+        pass
+
+
+def test_what_has_changed_since_its_manifest_is_not_published(make_work):
+    work = make_work()
+    cell = work.cells[0]
+    train_to(work, cell, 2)
+    (work.folder(cell).checkpoint(2) / "weights").write_text("w3")
+    with pytest.raises(ValueError, match="weights has other bytes than its manifest says"):
+        publish(work, cell, 2)
+    assert not work.published(cell, 2)
+
+
 def test_a_folder_of_another_configuration_is_refused_and_a_runtime_is_not_part_of_it(make_work):
     work = make_work()
     cell = work.cells[0]
@@ -222,6 +249,9 @@ def test_the_audit_stops_training_on_a_broken_reference_and_remembers_a_good_one
     write_problems(Path(work.prepared.train), train)
     assert "references pass: {'train': 4, 'toy_plus': 16}" in audit_work(work)
     assert "as audited before" in audit_work(work)
+    for garbage in ("", "{", "[]", '{"schema": "audit/1"}', "null"):
+        (work.runs / "data" / "audit.json").write_text(garbage)
+        assert "references pass" in audit_work(work)
 
 
 def test_models_are_known_by_their_bytes(tmp_path, monkeypatch):

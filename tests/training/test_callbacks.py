@@ -80,6 +80,15 @@ def test_the_newest_two_whole_states_stay_by_number_whatever_is_damaged(folder: 
     assert newest_resume(folder) == 120
 
 
+def test_a_state_whose_bytes_have_changed_is_passed_over(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (30, 60):
+        save(folder, step)
+    path = next(p for p in sorted(folder.resume(60).iterdir()) if p.name != "MANIFEST.json")
+    path.write_bytes(bytes(path.stat().st_size))
+    assert newest_resume(folder) == 30
+    assert f"{path.name} has other bytes than its manifest says" in caplog.text
+
+
 @pytest.fixture
 def guard() -> Guard:
     guard = Guard((4, 8), None)

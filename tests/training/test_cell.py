@@ -142,6 +142,10 @@ def test_parsing_answers_with_the_same_name_or_refuses(text: str, cut: int) -> N
         {"stride": 501},
         {"model": "toy"},
         {"speed": "fast"},
+        {"lora_rank": 0},
+        {"lora_rank": 8, "lora_alpha": 0},
+        {"lora_alpha": 8},
+        {"lora_rank": 8, "grpo": Grpo(beta=0.1)},
     ],
 )
 def test_impossible_cells_are_refused_when_built(change: dict[str, object]) -> None:
@@ -210,6 +214,35 @@ def test_the_fingerprint_stays_what_it_was() -> None:
         IDENTITY.replace(cell_config=None).fingerprint
         == "fd11dcbb2a200bf11272ea2b4b0bd81e876dfa4d6598e2eb0eab50b9887e4630"
     )
+
+
+LORA = IDENTITY.replace(cell_config=REPLAY.replace(lora_rank=8))
+
+
+def test_a_cell_without_lora_is_written_as_before_there_was_any() -> None:
+    """What is stored stays valid: the same keys in cell.json and in every manifest, and the old ones can be read."""
+    plain = set(Cell.model_fields) - {"lora_rank", "lora_alpha"}
+    assert REPLAY.model_dump().keys() == REPLAY.model_dump(mode="json").keys() == plain
+    stored = IDENTITY.provenance("x").cell_config
+    assert stored is not None and stored.keys() == plain
+    assert Cell.model_validate(stored) == REPLAY
+    assert "lora" not in IDENTITY.model_dump_json()
+    assert IDENTITY.replace(cell_config=REPLAY.replace(lora_rank=None)).fingerprint == IDENTITY.fingerprint
+    assert REPLAY.replace(lora_rank=8).replace(lora_rank=None, lora_alpha=None) == REPLAY
+
+
+def test_rank_and_alpha_are_part_of_the_identity_and_alpha_is_the_rank_unless_given() -> None:
+    cell = LORA.cell_config
+    assert cell is not None
+    assert (cell.lora_rank, cell.lora_alpha) == (8, 8)
+    assert Cell.model_validate_json(cell.model_dump_json()) == cell == REPLAY.replace(lora_rank=8, lora_alpha=8)
+    others = [cell, cell.replace(lora_alpha=16), REPLAY.replace(lora_rank=16), REPLAY]
+    assert len({IDENTITY.replace(cell_config=c).fingerprint for c in others}) == 4
+    assert LORA.differences(manifest_of(IDENTITY)) == [
+        "cell_config.lora_alpha: 8 -> None",
+        "cell_config.lora_rank: 8 -> None",
+    ]
+    assert cell.name == REPLAY.name
 
 
 def test_every_part_of_the_identity_moves_the_fingerprint() -> None:

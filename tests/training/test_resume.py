@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from training.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 ARM = "hardcd_lam0p1"
+LORA = {"arm": ARM, "lora_rank": 4, "lr": 5e-3}
 END_S = 240
 Start = Callable[[Path], "subprocess.Popen[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -106,6 +108,17 @@ def uninterrupted(
     return folder
 
 
+@pytest.fixture(scope="module")
+def uninterrupted_lora(
+    make_run: Callable[..., RunFolder], train_to_end: Train, tmp_path_factory: pytest.TempPathFactory
+) -> RunFolder:
+    """The same with adapters of rank 4."""
+    folder = make_run(tmp_path_factory.mktemp("whole_lora") / "run", **LORA)
+    done = train_to_end(folder.root)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 def plant_damage(folder: RunFolder) -> None:
     """What kills, full disks and lost files leave behind, with numbers that a careless reader would prefer."""
     good = folder.resume(2)
@@ -142,6 +155,16 @@ def test_the_run_to_compare_with_is_whole_and_not_trivial(uninterrupted: RunFold
     assert len(set(orders)) == 3  # the epochs differ, so a resume that lost its epoch would show
 
 
+def kill_while_saving_among_damage(folder: RunFolder, start: Start, train_to_end: Train) -> None:
+    """Plant damaged folders, kill while the state of step 4 is written, and go on to the end."""
+    plant_damage(folder)
+    saving = folder.resume(4).with_name("step_4" + PARTIAL) / "checkpoint-4" / "optimizer.pt"
+    assert wait_and_send(start(folder.root), saving, signal.SIGKILL) == -signal.SIGKILL
+    done = train_to_end(folder.root)
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stderr
+
+
 def test_killed_twice_among_damaged_folders_it_ends_with_the_same_bytes(
     make_run: Callable[..., RunFolder], start: Start, train_to_end: Train, uninterrupted: RunFolder, tmp_path: Path
 ) -> None:
@@ -154,12 +177,7 @@ def test_killed_twice_among_damaged_folders_it_ends_with_the_same_bytes(
     assert session(child.pid) == []  # the judge's processes went with it
     assert folder.checkpoints() == folder.resumes() == [2]
     published = stamps(folder.checkpoint(2))
-    plant_damage(folder)
-    saving = folder.resume(4).with_name("step_4" + PARTIAL) / "checkpoint-4" / "optimizer.pt"
-    assert wait_and_send(start(folder.root), saving, signal.SIGKILL) == -signal.SIGKILL
-    done = train_to_end(folder.root)
-    assert done.returncode == 0, done.stderr
-    assert "going on from step" in done.stderr
+    kill_while_saving_among_damage(folder, start, train_to_end)
     same(folder, uninterrupted)
     assert stamps(folder.checkpoint(2)) == published
     assert folder.resumes() == [4, 6]
@@ -187,6 +205,53 @@ def test_sigterm_saves_the_step_and_another_machine_goes_on_from_the_resume_stat
         if not other.checkpoint(step).exists():
             shutil.copytree(folder.checkpoint(step), other.checkpoint(step))
     same(other, uninterrupted, first_rollout=reached + 1)
+
+
+def test_a_lora_cell_killed_twice_ends_with_the_same_bytes_from_small_resume_states(
+    make_run: Callable[..., RunFolder], start: Start, train_to_end: Train, uninterrupted_lora: RunFolder, tmp_path: Path
+) -> None:
+    """Killed in the second epoch, then among damaged folders while a state is written."""
+    assert sum(r["replay"]["drawn"] for r in steps(uninterrupted_lora)) > 8
+    assert len(set(weights(uninterrupted_lora).values())) == 3
+    folder = make_run(tmp_path / "run", **LORA)
+    assert wait_and_send(start(folder.root), folder.rollout(3), signal.SIGKILL) == -signal.SIGKILL
+    assert folder.checkpoints() == folder.resumes() == [2]
+    kill_while_saving_among_damage(folder, start, train_to_end)
+    same(folder, uninterrupted_lora)
+    state = folder.resume(6)
+    assert (state / "adapter_model.safetensors").is_file()
+    assert not (state / "model.safetensors").exists()
+    held = sum(f.stat().st_size for f in state.glob("*.safetensors")) + (state / "optimizer.pt").stat().st_size
+    assert held < (folder.checkpoint(6) / "model.safetensors").stat().st_size / 4
+
+
+def test_a_lora_checkpoint_is_made_from_its_resume_state_when_the_kill_came_between_them(
+    uninterrupted_lora: RunFolder, train_to_end: Train, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(uninterrupted_lora.root, folder.root)
+    shutil.rmtree(folder.checkpoint(6))
+    folder.result_json.unlink()
+    for sealed in (folder.logs, folder.rollouts):
+        (sealed / MANIFEST).unlink()
+    done = train_to_end(folder.root)
+    assert done.returncode == 0, done.stderr
+    same(folder, uninterrupted_lora)
+
+
+def test_a_lora_folder_is_not_gone_on_with_as_a_cell_of_another_rank(
+    uninterrupted_lora: RunFolder, train_to_end: Train, tmp_path: Path
+) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(uninterrupted_lora.root / "resume", other / "resume")
+    shutil.copy(uninterrupted_lora.root / "runtime.json", other / "runtime.json")
+    cell = json.loads((uninterrupted_lora.root / "cell.json").read_text())
+    cell["cell"]["lora_rank"] = None
+    cell["cell"]["lora_alpha"] = None
+    (other / "cell.json").write_text(json.dumps(cell))
+    done = train_to_end(other, timeout=60)
+    assert done.returncode == 2
+    assert "cell_config.lora_rank: None -> 4" in done.stderr
 
 
 def test_an_ended_cell_is_left_alone_at_once_and_without_torch(uninterrupted: RunFolder) -> None:
@@ -253,6 +318,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     tmp_path: Path,
     moment: str,
 ) -> None:
+    """CHECKPOINT-096, while saving; CHECKPOINT-100, 101, at an epoch's end: step 2 of 6, two steps an epoch."""
     folder = make_run(tmp_path / "run", arm=ARM)
     try:
         code = wait_and_send(start(folder.root), folder.root / moment, signal.SIGKILL)
@@ -263,3 +329,43 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     done = train_to_end(folder.root)
     assert done.returncode == 0, done.stderr
     same(folder, uninterrupted)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", range(20))
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(
+    make_run: Callable[..., RunFolder],
+    start: Start,
+    train_to_end: Train,
+    uninterrupted: RunFolder,
+    uninterrupted_lora: RunFolder,
+    tmp_path: Path,
+    number: int,
+) -> None:
+    """One to three kills, each within the time that stepping and saving take; even numbers full, odd ones LoRA."""
+    rng, lora = random.Random(number), number % 2 == 1
+    expected = uninterrupted_lora if lora else uninterrupted
+    folder = make_run(tmp_path / "run", runtime={"resume_every": 1}, **(LORA if lora else {"arm": ARM}))
+    stepping_s = 1.5 * sum(json.loads(line)["seconds"] for line in expected.steps_jsonl.read_text().splitlines())
+    reached = []
+    for _ in range(rng.randint(1, 3)):
+        if folder.result_json.exists():
+            break
+        child = start(folder.root)
+        try:
+            end = time.monotonic() + END_S
+            before = folder.steps_jsonl.stat().st_mtime_ns if folder.steps_jsonl.exists() else None
+            while not folder.steps_jsonl.exists() or folder.steps_jsonl.stat().st_mtime_ns == before:
+                assert child.poll() is None, child.communicate()[1][-2000:]
+                assert time.monotonic() < end
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0, stepping_s))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate(timeout=END_S)
+        reached.append(len(steps(folder)) if not folder.result_json.exists() else 6)
+    print(f"killed after steps {reached}")
+    done = train_to_end(folder.root)
+    assert done.returncode == 0, done.stderr
+    same(folder, expected)

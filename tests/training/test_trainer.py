@@ -10,17 +10,21 @@ import pytest
 import torch
 from datasets import Dataset
 from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
 
 from evaluation.judge import Judge
 from evaluation.problems import read_problems
 from flows.experiments import EXPERIMENTS
+from training.buckets import arrange
 from training.callbacks import Guard, StepLog
+from training.cell import Grpo
 from training.config import grpo_config
 from training.folder import RunFolder, Runtime
 from training.run import load_model, read_folder
 from training.trainer import CellTrainer, stream_seed
 
 Make = Callable[..., RunFolder]
+TINY = Grpo(prompts_per_step=4, rollouts_per_prompt=4, max_new_tokens=48, compute_dtype="float32")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -85,7 +89,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def test_loss_and_gradient_without_a_term_are_stock_bit_for_bit(build: Callable[..., CellTrainer]) -> None:
-    trainer = build("stock", runtime={"drop_zero": False})
+    trainer = build("stock", runtime={"drop_zero": False, "bucket": False})
     batch = trainer._generate_and_score_completions(batch_of(trainer))
     assert batch["advantages"].count_nonzero() > 0
     results = []
@@ -99,49 +103,72 @@ def test_loss_and_gradient_without_a_term_are_stock_bit_for_bit(build: Callable[
     assert results[0][1].norm() > 0
 
 
-@pytest.mark.parametrize("width", [16, 4])
-def test_rows_without_advantage_may_be_left_out(build: Callable[..., CellTrainer], width: int) -> None:
-    """Also where a micro-batch has no row with an advantage, and where the longest completions are dropped."""
-    trainer = build("dropping")
-    whole = trainer._generate_and_score_completions(batch_of(trainer))
-    advantages = whole["advantages"]
-    longest = whole["completion_mask"].sum(1).argsort(descending=True)[:6]
-    advantages[longest] = 0.0
-    assert advantages.count_nonzero() >= 3
-    losses, found = [], []
-    for compute in (lambda m, b: GRPOTrainer._compute_loss(trainer, m, b), trainer._compute_loss):
-        trainer.model.zero_grad()
-        total = 0.0
-        for start in range(0, len(advantages), width):
-            rows = slice(start, start + width)
-            loss = compute(trainer.model, {k: v[rows] if v.ndim else v for k, v in whole.items()})
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        found.append(gradients(trainer))
-    assert losses[1] == pytest.approx(losses[0], rel=1e-6, abs=1e-7)
-    assert (found[0] - found[1]).norm() <= 1e-6 * found[0].norm()
-    assert found[0].norm() > 0
+def losses_and_gradient(trainer: CellTrainer, batches: list[dict[str, Any]]) -> tuple[float, torch.Tensor]:
+    """Return the sum of the micro-batches' losses by TRL's own code, and its gradient."""
+    trainer.model.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = GRPOTrainer._compute_loss(trainer, trainer.model, batch)
+        loss.backward()
+        total += loss.item()
+    return total, gradients(trainer)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("micro", "prompts"), [(16, 4), (4, 4), (8, 2), (1, 2)])
+def test_arranged_micro_batches_have_stock_s_loss_and_gradient(
+    build: Callable[..., CellTrainer], seed: int, micro: int, prompts: int
+) -> None:
+    """Also where the longest completions have no advantage and are left out: to float rounding, 1e-5 in fp32."""
+    grpo = TINY.replace(prompts_per_step=prompts)
+    trainer = build(f"arranged{seed}", seed=seed, grpo=grpo, runtime={"micro_batch": micro})
+    assert trainer.args.per_device_train_batch_size == min(micro, 4 * prompts)
+    seen: list[list[dict[str, Any]]] = []
+    stock_split = grpo_trainer.split_tensor_dict
+
+    def keep(whole: dict[str, Any], count: int) -> list[dict[str, Any]]:
+        whole["advantages"] = torch.where(whole["advantages"] == 0, 0.25, whole["advantages"])
+        whole["advantages"][whole["completion_mask"].sum(1).argsort(descending=True)[:2]] = 0.0
+        seen.append(stock_split(whole, count))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo_trainer, "split_tensor_dict", keep)
+        trainer._prepare_inputs(batch_of(trainer))
+    stock, ours = seen[0], trainer._buffered_inputs
+    assert ours is not None and len(ours) == len(stock) == trainer.args.gradient_accumulation_steps
+    assert sum(map(positions, ours)) < sum(map(positions, stock))
+    (loss, expected), (found_loss, found) = (losses_and_gradient(trainer, b) for b in (stock, ours))
+    assert found_loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+    assert expected.norm() > 0
+
+
+def positions(batch: dict[str, Any]) -> int:
+    """Return what a forward pass covers."""
+    return batch["prompt_ids"].numel() + batch["completion_ids"].numel()
 
 
 def test_nothing_is_left_out_where_a_kl_term_sees_every_row(build: Callable[..., CellTrainer]) -> None:
     trainer = build("kl")
-    batch = trainer._generate_and_score_completions(batch_of(trainer))
-    batch["advantages"][:8] = 0.0
-    batch["ref_per_token_logps"] = torch.full_like(batch["completion_mask"], -1.0, dtype=torch.float32)
     trainer.beta = 0.1
-    with torch.no_grad():
-        assert trainer._compute_loss(trainer.model, batch) == GRPOTrainer._compute_loss(trainer, trainer.model, batch)
+    trainer.ref_model = trainer.model
+    trainer._prepare_inputs(batch_of(trainer))
+    assert trainer._buffered_inputs is not None
+    rows = sum(len(b["advantages"]) for b in trainer._buffered_inputs)
+    assert rows == 16
+    assert any(bool((b["advantages"] == 0).any()) for b in trainer._buffered_inputs)
 
 
 def test_a_step_without_any_advantage_has_no_gradient_and_does_not_fail(build: Callable[..., CellTrainer]) -> None:
     trainer = build("zero")
     batch = trainer._generate_and_score_completions(batch_of(trainer))
     batch["advantages"].zero_()
-    loss = trainer._compute_loss(trainer.model, batch)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert gradients(trainer).norm() == 0.0
+    (alone,) = arrange([batch], drop_zero=True, bucket=True)
+    assert len(alone["advantages"]) == 1
+    loss, gradient = losses_and_gradient(trainer, [alone])
+    assert loss == 0.0
+    assert gradient.norm() == 0.0
 
 
 def reference_nll(model: Any, rollouts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> torch.Tensor:
@@ -211,7 +238,7 @@ def test_a_steps_own_rollouts_enter_the_buffer_after_its_draw(build: Callable[..
 
 def test_whole_steps_are_those_of_stock_trl_fed_the_same_rollouts(make_run: Make, judge: Judge, tmp_path: Path) -> None:
     """Sampling, order and seeds are ours; loss, clipping and optimizer must be TRL's: equal weights after 3 steps."""
-    folder = make_run(tmp_path / "ours", steps=3, stride=3, runtime={"drop_zero": False})
+    folder = make_run(tmp_path / "ours", steps=3, stride=3, runtime={"drop_zero": False, "bucket": False})
     ours = trainer_of(folder, judge)
     ours.train()
     tables = [pd.read_parquet(folder.rollout(s)) for s in (1, 2, 3)]

@@ -12,6 +12,7 @@ import pytest
 import trl
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
@@ -45,6 +46,16 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
         "what rollout_func is called with and must return",
     ),
     (
+        VLLMGeneration._iter_named_params,
+        "baab615d5c7bc3e126cec1430f29213c984b275285b08a269cbfbf0adc2617b8",
+        "that a PEFT model is merged here and nowhere else, and which names it yields (lora.sync_out_of_place)",
+    ),
+    (
+        VLLMGeneration.sync_weights,
+        "63d669fb32304ff5e275443abc5e4a2c1e6974ba196d30074bc0f2519f98644c",
+        "that the engine gets its weights from _iter_named_params alone (lora.sync_out_of_place replaces it)",
+    ),
+    (
         GRPOTrainer._calculate_rewards,
         "736ae29b083840b5da2638b55ad1258659c644589991fe6a494131354952efef",
         "what the reward function is called with",
@@ -52,7 +63,8 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
     (
         GRPOTrainer._prepare_inputs,
         "f824e7fb0714795697c9b4d574de1e139dd5f4404c2554e92cf1db7f60fa6c96",
-        "that rollouts are drawn when _step is at a multiple of the accumulation steps (restore() sets _step)",
+        "that rollouts are drawn when _step is at a multiple of the accumulation steps (restore() sets _step), and "
+        "that a new _buffered_inputs is a new list of the step's micro-batches (they are arranged anew then)",
     ),
     (
         grpo_trainer.shuffle_sequence_dict,
@@ -77,9 +89,10 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
     (
         GRPOTrainer._compute_loss,
         "80295546bbdbf6f711acce7f6e69b0100ab40aa8f23ed8052cc564ff024e3e40",
-        "that a row's only part in the loss is proportional to its advantage, and the normaliser is num_items_in_batch "
-        "(_with_advantage leaves rows out) over the number of processes (training_step takes the mean of the losses); "
-        "and that only figures a row are gathered (so that all processes keep equally many)",
+        "that the loss is a sum over rows, each proportional to its advantage, and the normaliser is "
+        "num_items_in_batch (buckets.arrange moves rows between micro-batches and leaves some out) over the number of "
+        "processes (training_step takes the mean of the losses); and that only figures a row are gathered (so that "
+        "all processes need equally many rows: buckets.filled_up)",
     ),
     (
         GRPOTrainer._get_per_token_logps_and_entropies,

@@ -1,6 +1,7 @@
 """Training that samples with TRL's colocated vLLM, executed on vLLM's CPU build (`make test-vllm`)."""
 
 import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,21 +36,39 @@ class CpuEngine(vllm_generation.LLM):
         super().__init__(**{**options, **ON_CPU})
 
 
-@pytest.fixture(scope="module")
-def folder(make_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A cell of three steps at a rate that moves the weights."""
-    folder = make_run(
-        tmp_path_factory.mktemp("vllm") / "run",
-        arm="hardcd_lam0p1",
-        steps=3,
-        stride=3,
-        lr=2e-3,
-        runtime={"sampler": "vllm", "resume_every": 1},
-    )
+def train(folder: RunFolder) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "dispatch_cpu_unquantized_gemm", keep_unpacked)
         patch.setattr(vllm_generation, "LLM", CpuEngine)
         assert main([str(folder.root), "--debug"]) == 0
+
+
+def make_cell(make_run: Callable[..., RunFolder], root: Path) -> RunFolder:
+    """A cell of three steps at a rate that moves the weights; replay, like lengths and no idle rows are on."""
+    runtime = {"sampler": "vllm", "resume_every": 1}
+    return make_run(root, arm="hardcd_lam0p1", steps=3, stride=3, lr=2e-3, runtime=runtime)
+
+
+@pytest.fixture(scope="module")
+def folder(make_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = make_cell(make_run, tmp_path_factory.mktemp("vllm") / "run")
+    train(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lora(make_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The same with adapters; a checkpoint a step shows the weights of each."""
+    folder = make_run(
+        tmp_path_factory.mktemp("vllm_lora") / "run",
+        arm="hardcd_lam0p1",
+        steps=3,
+        stride=1,
+        lr=2e-2,
+        lora_rank=8,
+        runtime={"sampler": "vllm"},
+    )
+    train(folder)
     return folder
 
 
@@ -89,4 +108,39 @@ def test_the_first_step_draws_from_the_base_and_every_rollout_has_its_own_seed(f
 
 def test_the_engine_gets_the_weights_of_every_step(folder: RunFolder) -> None:
     fresh, stale = gap(folder, 3, folder.resume(2)), gap(folder, 3, MODEL)
+    assert fresh < 0.05 * stale
+
+
+def same_rollouts(one: RunFolder, other: RunFolder) -> bool:
+    tables = [[pd.read_parquet(f.rollout(step)) for step in (1, 2, 3)] for f in (one, other)]
+    return all(a.equals(b) for a, b in zip(*tables, strict=True))
+
+
+def test_the_same_seeds_give_the_same_rollouts_and_replay_was_at_work(
+    folder: RunFolder, make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    again = make_cell(make_run, tmp_path / "again")
+    train(again)
+    assert same_rollouts(folder, again)
+    replayed = [r["replay"]["drawn"] for r in read_jsonl(folder.steps_jsonl)]
+    assert replayed[0] == 0 and max(replayed) > 0
+
+
+def test_a_run_that_goes_on_from_a_resume_state_draws_the_same_rollouts(folder: RunFolder, tmp_path: Path) -> None:
+    """As after a kill in step 3: the states of steps 1 and 2 are there, a fresh engine gets the weights of step 2."""
+    torn = RunFolder(tmp_path / "torn")
+    shutil.copytree(folder.root, torn.root)
+    shutil.rmtree(torn.resume(3))
+    shutil.rmtree(torn.checkpoint(3))
+    for path in (torn.result_json, torn.rollout(3), torn.logs / "MANIFEST.json", torn.rollouts / "MANIFEST.json"):
+        path.unlink()
+    train(torn)
+    assert same_rollouts(folder, torn)
+    weights = [(f.checkpoint(3) / "model.safetensors").read_bytes() for f in (folder, torn)]
+    assert weights[0] == weights[1]
+
+
+def test_the_engine_gets_the_merged_weights_of_a_lora_cell_at_every_step(lora: RunFolder) -> None:
+    assert gap(lora, 1, MODEL) < 1e-5
+    fresh, stale = gap(lora, 3, lora.checkpoint(2)), gap(lora, 3, MODEL)
     assert fresh < 0.05 * stale
