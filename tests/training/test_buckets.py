@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.buckets import arrange, cut, trim
+from training.buckets import arrange, cut, filled_up, trim
 
 
 def step_of(prompts: list[int], completions: list[int], micro: int, zero: tuple[int, ...] = ()) -> list[dict[str, Any]]:
@@ -99,3 +99,20 @@ def test_the_cut_is_the_best_of_all(seed: int, count: int) -> None:
     points = cut(table, count, limit)
     assert len(points) == count + 1 and points[0] == 0 and points[-1] == n
     assert sum(table[a, b] for a, b in itertools.pairwise(points)) == best
+
+
+def test_rows_that_fill_up_count_for_nothing_and_the_others_stay() -> None:
+    """`num_items_in_batch` is the step's, so the normaliser does not move either."""
+    batch = {
+        "advantages": torch.tensor([1.0, -1.0]),
+        "completion_ids": torch.tensor([[1, 2], [3, 4]]),
+        "completion_mask": torch.tensor([[1, 1], [1, 0]]),
+        "num_items_in_batch": torch.tensor(7),
+    }
+    out = filled_up(batch, 4)
+    assert out["advantages"].tolist() == [1, -1, 0, 0]
+    assert out["completion_mask"].tolist() == [[1, 1], [1, 0], [0, 0], [0, 0]]
+    assert out["completion_ids"].tolist() == [[1, 2], [3, 4], [1, 2], [1, 2]]
+    assert out["num_items_in_batch"] == 7
+    assert filled_up(batch, 2) is batch
+    assert batch["completion_mask"].tolist() == [[1, 1], [1, 0]]

@@ -149,6 +149,24 @@ def test_two_end_with_the_weights_of_one_and_every_file_once(one: RunFolder, two
     assert {p.name for p in two.resume(6).glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
 
 
+def test_two_train_adapters_as_one_does(one: RunFolder, make_run: Make, tmp_path: Path) -> None:
+    """`one` puts this process's settings back at the end."""
+    lora = {"arm": ARM, "lora_rank": 4, "lr": 5e-3, "steps": 4}
+    alone = make_run(tmp_path / "alone", **lora)
+    assert main([str(alone.root)]) == 0
+    both = make_run(tmp_path / "both", runtime=TWO, **lora)
+    launcher = start(both)
+    said = finish(launcher)
+    assert launcher.returncode == 0, said[-3000:]
+    for a, b in zip(steps(both), steps(alone), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+        assert a["reward"] == b["reward"]
+    before, found, expected = weights(both, 2), weights(both, 4), weights(alone, 4)
+    moved = max(float((before[k] - v).abs().max()) for k, v in expected.items())
+    apart = max(float((found[k] - v).abs().max()) for k, v in expected.items())
+    assert apart < 0.01 * moved
+
+
 def test_killed_and_stopped_two_go_on_to_the_same_bytes(make_run: Make, two: RunFolder, tmp_path: Path) -> None:
     """One process is killed in the middle of an epoch, then the launcher gets SIGTERM; nobody stays behind."""
     folder = make_run(tmp_path / "run", arm=ARM, runtime=TWO | {"resume_every": 1})
@@ -188,16 +206,18 @@ def test_killed_and_stopped_two_go_on_to_the_same_bytes(make_run: Make, two: Run
 
 
 def test_two_diverge_together_and_that_is_a_result(make_run: Make, tmp_path: Path) -> None:
-    """The weights grow ten-millionfold a step: usable at the checkpoint of step 2, no longer at 3."""
+    """The weights grow ten-millionfold a step: usable at the checkpoint of step 2, past float32 before step 7."""
     grpo = Grpo(prompts_per_step=4, rollouts_per_prompt=4, max_new_tokens=48, compute_dtype="float32", weight_decay=1e7)
     folder = make_run(tmp_path / "run", grpo=grpo, lr=0.9, runtime=TWO)
     launcher = start(folder)
     said = finish(launcher)
     assert launcher.returncode == 0, said[-3000:]
     result = json.loads(folder.result_json.read_text())
-    assert result == {"schema": "result/1", "end": "diverged", "last_step": 3, "onset_step": 3}
-    assert [row["global_step"] for row in steps(folder)] == [1, 2, 3]
-    assert folder.checkpoints() == folder.resumes() == [2]
+    onset = result["onset_step"]  # which step it is may be rounding's choice
+    assert 3 <= onset <= 6
+    assert result == {"schema": "result/1", "end": "diverged", "last_step": onset, "onset_step": onset}
+    assert [row["global_step"] for row in steps(folder)] == list(range(1, onset + 1))
+    assert folder.checkpoints() == [s for s in (2, 4) if s < onset]
     assert is_complete(folder.logs)
 
 
@@ -223,7 +243,7 @@ def fails(kind, *where):
         heard.append([type(e).__name__, str(e), getattr(e, "exit_code", None)])
 
 heard.append(us.gather([index, 10 * index]))
-heard.append([us.any(index == 1), us.any(False), us.most(3 - index), us.total(0.1 + index), us.mean(float(index))])
+heard.append([us.any(index == 1), us.any(False), us.total(0.1 + index), us.mean(float(index))])
 heard.append([us.share("abcde"), us.share("a")])
 fails(ValueError("nobody"))
 fails(HarnessFailed("judge=x: no verdict; again"), 1)
@@ -243,7 +263,7 @@ def test_what_one_meets_with_all_meet_with(tmp_path: Path) -> None:
     ]
     first, second = (json.loads(p.communicate(timeout=END_S)[0]) for p in both)
     assert first[0] == second[0] == [0, 0, 1, 10]
-    assert first[1] == second[1] == [True, False, 3, 0.1 + 1.1, 0.5]
+    assert first[1] == second[1] == [True, False, 0.1 + 1.1, 0.5]
     assert first[2] == [[["a", "c", "e"], True], [["a"], True]]
     assert second[2] == [[["b", "d"], True], [["a"], False]]
     assert (first[3], second[3]) == (0, 1)
@@ -264,7 +284,7 @@ def test_alone_nobody_is_waited_for() -> None:
     alone = Processes()
     assert alone.main
     assert alone.gather("ab") == ["a", "b"]
-    assert (alone.any(False), alone.most(4), alone.total(0.1), alone.mean(0.1)) == (False, 4, 0.1, 0.1)
+    assert (alone.any(False), alone.total(0.1), alone.mean(0.1)) == (False, 0.1, 0.1)
     assert alone.share([1, 2, 3]) == ([1, 2, 3], True)
     with pytest.raises(KeyError):
         alone.together(lambda: {}["x"])
