@@ -12,6 +12,7 @@ from evaluation.manifests import MANIFEST, Revisions
 from evaluation.prompts import PromptSpec
 from evaluation.records import Record
 from training.cell import Cell, Identity
+from training.signs import Sign
 
 
 class CellFile(Record):
@@ -134,6 +135,8 @@ class Result(Record):
     last_step: int
     onset_step: int | None
     """First step with a non-finite number, when diverged."""
+    signs: tuple[Sign, ...] = ()
+    """What else went wrong, each with its step of onset; results written before there were signs have none."""
 
 
 Json = dict[str, Any]

@@ -9,15 +9,17 @@ import logging
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from evaluation.errors import InputError, MachineError
-from evaluation.files import write_json
+from evaluation.files import read_jsonl, write_json
 from evaluation.manifests import damaged, is_complete, read_manifest, write_manifest
 from evaluation.problems import read_problems
 from evaluation.program import read_record, run_program
 from evaluation.prompts import check
+from training.cell import Cell
 from training.folder import CellFile, Result, RunFolder, Runtime
+from training.signs import find_signs
 
 logger = logging.getLogger("training")
 
@@ -102,7 +104,7 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
 
             make_checkpoint(folder, cell_file, model, tokenizer, step)
         if step >= cell.steps:
-            write_json(folder.result_json, Result(end="finished", last_step=cell.steps, onset_step=None))
+            _end(folder, cell, "finished", cell.steps)
             return
     problems = read_problems(Path(runtime.problems_path))
     if len(problems) < cell.grpo.prompts_per_step:
@@ -204,11 +206,11 @@ def _steps(
     except Diverged as diverged:
         if diverged.step > trainer.state.global_step:  # broken off before Trainer logged it
             log.write(diverged.step, math.nan)
-        _end_diverged(folder, diverged.step, diverged.what)
+        _end_diverged(folder, cell, diverged.step, diverged.what)
         return
     except NonFiniteLogits:
         log.write(trainer.step_number, math.nan)
-        _end_diverged(folder, trainer.step_number, "logit")
+        _end_diverged(folder, cell, trainer.step_number, "logit")
         return
     finally:
         trainer.rewards.close()
@@ -216,12 +218,21 @@ def _steps(
         raise guard.stop(trainer.state.global_step)
     if trainer.state.global_step != cell.steps:
         raise RuntimeError(f"trained {trainer.state.global_step} of {cell.steps} steps")
-    write_json(folder.result_json, Result(end="finished", last_step=cell.steps, onset_step=None))
+    _end(folder, cell, "finished", cell.steps)
 
 
-def _end_diverged(folder: RunFolder, step: int, what: str) -> None:
+def _end_diverged(folder: RunFolder, cell: Cell, step: int, what: str) -> None:
     logger.warning("diverged: a %s is not finite at step %d", what, step)
-    write_json(folder.result_json, Result(end="diverged", last_step=step, onset_step=step))
+    _end(folder, cell, "diverged", step, onset_step=step)
+
+
+def _end(
+    folder: RunFolder, cell: Cell, end: Literal["finished", "diverged"], last_step: int, onset_step: int | None = None
+) -> None:
+    """Write how the cell ended, with every sign in its log."""
+    rows = read_jsonl(folder.steps_jsonl) if folder.steps_jsonl.is_file() else []
+    signs = find_signs(rows, cell.grpo.max_new_tokens)
+    write_json(folder.result_json, Result(end=end, last_step=last_step, onset_step=onset_step, signs=signs))
 
 
 def close(folder: RunFolder, cell_file: CellFile) -> None:

@@ -36,6 +36,7 @@ from training.objectives import collate, mean_token_nll
 from training.replay import Draw, ReplayBuffer
 from training.reward import RewardStream
 from training.rollouts import Rollout, draw_step, write_rollouts
+from training.signs import varied_groups
 
 
 def stream_seed(seed: int, step: int, stream: str) -> int:
@@ -155,6 +156,7 @@ class CellTrainer(GRPOTrainer):
             "entropy": sum(c.entropy_sum for c in self.completions) / tokens,
             "mean_tokens": tokens / count,
             "truncated_fraction": sum(c.finish_reason == "length" for c in self.completions) / count,
+            "varied_groups": varied_groups([r.reward for r in self.step_rollouts], group),
             "loss": 0.0,
             "replay": None,
         }
