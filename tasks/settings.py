@@ -4,11 +4,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from evaluation.errors import InputError
 from evaluation.records import Record
+from training.reporters import PROJECT, REPORTERS, Reporter
 
 PREFECT_DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "240",  # the first start of a home migrates its database
@@ -46,6 +48,13 @@ CHILD_KEEPS = (
 )
 """What a trainer or evaluator gets of our environment: no storage or server credentials. A program gets nothing."""
 
+REPORTER_DEFAULTS = {"wandb": {"WANDB_PROJECT": PROJECT}}
+NEVER_KEPT = {
+    "WANDB_LOG_MODEL",  # checkpoints are published by the store, whole and with their manifest
+    "WANDB_SERVICE",  # of a parent's run
+    "TENSORBOARD_LOGGING_DIR",  # each cell has its own
+}
+
 
 class Settings(Record):
     """Where and how this process runs things."""
@@ -59,6 +68,8 @@ class Settings(Record):
     """Lock files of this host's devices, the same for every run of this user."""
     caged: bool = True
     """False only where ABLATION_UNCAGED=1 insists that programs run without the cage."""
+    report_to: tuple[Reporter, ...] = ()
+    """Who else is told every step's figures (`ABLATION_REPORT_TO`)."""
     home: str = ""
     """Where pools find this project (`ABLATION_HOME`)."""
 
@@ -67,7 +78,7 @@ def settings() -> Settings:
     """Read the environment.
 
     Raises:
-        InputError: ABLATION_LAUNCHER or ABLATION_UNCAGED has a value that it cannot have.
+        InputError: ABLATION_LAUNCHER, ABLATION_UNCAGED or ABLATION_REPORT_TO has a value that it cannot have.
     """
     launcher = os.environ.get("ABLATION_LAUNCHER", "process")
     if launcher not in {"process", "deployment"}:
@@ -79,6 +90,7 @@ def settings() -> Settings:
             "cores": len(os.sched_getaffinity(0)),
             "locks": Path(tempfile.gettempdir()) / f"ablation-gpus-{os.getuid()}",
             "caged": _caged(),
+            "report_to": _report_to(),
             "home": os.environ.get("ABLATION_HOME", ""),
         }
     )
@@ -89,6 +101,16 @@ def _caged() -> bool:
     if insisted not in {"", "0", "1"}:
         raise InputError("ABLATION_UNCAGED", insisted, "neither 0 nor 1", "set 1 to run programs without the cage")
     return insisted != "1"
+
+
+def _report_to() -> tuple[str, ...]:
+    named = os.environ.get("ABLATION_REPORT_TO", "")
+    asked = tuple(dict.fromkeys(name.strip() for name in named.split(",") if name.strip()))
+    for name in asked:
+        if name not in REPORTERS:
+            fix = f"use a comma list of {', '.join(REPORTERS)}"
+            raise InputError("ABLATION_REPORT_TO", named, f"'{name}' is no reporter", fix)
+    return asked
 
 
 def _gpus() -> tuple[str, ...]:
@@ -120,9 +142,13 @@ def prefect_environment(**extra: str) -> dict[str, str]:
     return {**PREFECT_DEFAULTS, **os.environ, **extra}
 
 
-def child_environment(num_threads: int = 1) -> dict[str, str]:
-    """Return the whole environment of a trainer or evaluator."""
+def child_environment(num_threads: int = 1, report_to: Sequence[str] = ()) -> dict[str, str]:
+    """Return the whole environment of a trainer or evaluator; a reporter's own variables only where it is told."""
     kept = {k: v for k in CHILD_KEEPS if (v := os.environ.get(k)) is not None}
+    for reporter in report_to:
+        kept |= REPORTER_DEFAULTS.get(reporter, {})
+        prefix = f"{reporter.upper()}_"
+        kept |= {k: v for k, v in os.environ.items() if k.startswith(prefix) and k not in NEVER_KEPT}
     threads = str(num_threads)
     return kept | {
         "OMP_NUM_THREADS": threads,

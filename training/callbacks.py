@@ -26,6 +26,7 @@ from training.signs import Sign, find_signs
 
 if TYPE_CHECKING:
     from training.trainer import CellTrainer
+    from training.watching import Watchers
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +47,12 @@ def jsonable(value: float | None) -> float | str | None:
 
 
 class StepLog(TrainerCallback):
-    """Appends a line a step to steps.jsonl, and tells whoever watches: progress.json, the program's log."""
+    """Appends a line a step to steps.jsonl, and tells whoever watches: progress.json, the program's log, reporters."""
 
     def __init__(self, folder: RunFolder, steps: int) -> None:
         self.folder, self.steps = folder, steps
         self.trainer: CellTrainer | None = None
+        self.watchers: Watchers | None = None
         self.started, self.first_step = time.monotonic(), 0
         self.rows: list[dict[str, Any]] = []
         self.signs: set[str] = set()
@@ -72,16 +74,17 @@ class StepLog(TrainerCallback):
         """
         if logs and "grad_norm" in logs:
             grad_norm = float(logs["grad_norm"])
-            self.write(state.global_step, grad_norm)
+            self.write(state.global_step, grad_norm, logs)
             if not math.isfinite(grad_norm):
                 raise Diverged(state.global_step, "gradient norm")
 
-    def write(self, step: int, grad_norm: float) -> None:
+    def write(self, step: int, grad_norm: float, logs: dict[str, Any] | None = None) -> None:
         """Append one line and tell it; of a step that broke off in sampling every number is NaN.
 
         Args:
             step: the step, from 1.
             grad_norm: of the whole gradient, before clipping.
+            logs: what TRL has to say of the step, for the reporters.
         """
         line = self._line(step, grad_norm)
         with self.folder.steps_jsonl.open("a", encoding="utf-8") as f:
@@ -92,6 +95,8 @@ class StepLog(TrainerCallback):
             if sign.name not in self.signs:
                 self.signs.add(sign.name)
                 logger.warning("sign: %s from step %d (%s)", sign.name, sign.onset_step, sign.detail)
+        if self.watchers is not None:
+            self.watchers.tell(line, logs or {})
 
     def _line(self, step: int, grad_norm: float) -> dict[str, Any]:
         assert self.trainer is not None

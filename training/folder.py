@@ -12,6 +12,7 @@ from evaluation.manifests import MANIFEST, Revisions
 from evaluation.prompts import PromptSpec
 from evaluation.records import Record
 from training.cell import Cell, Identity
+from training.reporters import Reporter
 from training.signs import Sign
 
 
@@ -59,6 +60,10 @@ class Runtime(Record):
     resume_every: int | None = Field(default=None, ge=1)
     """Steps between resume states beside those at checkpoints; None saves at checkpoints only."""
     keep_resume: int = Field(default=2, ge=1)
+    report_to: tuple[Reporter, ...] = ()
+    """Who is told every step's figures, beside the logs."""
+    experiment: str = ""
+    """Groups the cells there."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,11 @@ class RunFolder:
     def result_json(self) -> Path:
         """Written when the cell has ended: finished or diverged."""
         return self.logs / "result.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files: for watching, never stored."""
+        return self.root / "tensorboard"
 
     @property
     def rollouts(self) -> Path:

@@ -19,6 +19,7 @@ from evaluation.program import read_record, run_program
 from evaluation.prompts import check
 from training.cell import Cell
 from training.folder import CellFile, Result, RunFolder, Runtime
+from training.reporters import refuse_absent
 from training.signs import find_signs
 
 logger = logging.getLogger("training")
@@ -62,6 +63,7 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
         raise InputError("problems_path", runtime.problems_path, "no such file", "run the split first")
     if Path(runtime.model_path).is_absolute() and not Path(runtime.model_path).is_dir():
         raise InputError("model_path", runtime.model_path, "no such folder", "name a model folder or a hub repository")
+    refuse_absent(runtime.report_to)
     cuda = runtime.device.startswith("cuda")
     if cell_file.cell.grpo.compute_dtype == "bfloat16" and not cuda:
         raise MachineError("device", runtime.device, "bfloat16 cells are trained on a GPU", "set device to cuda")
@@ -184,6 +186,7 @@ def _steps(
     from evaluation.generation import NonFiniteLogits
     from training.callbacks import Diverged, Guard, StepLog
     from training.trainer import CellTrainer
+    from training.watching import Watchers
 
     cell = cell_file.cell
     log, guard = StepLog(folder, cell.steps), Guard(cell.checkpoints, runtime.resume_every)
@@ -201,23 +204,24 @@ def _steps(
     if resume is not None:
         trainer.restore(resume)
     guard.install()
-    try:
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    except Diverged as diverged:
-        if diverged.step > trainer.state.global_step:  # broken off before Trainer logged it
-            log.write(diverged.step, math.nan)
-        _end_diverged(folder, cell, diverged.step, diverged.what)
-        return
-    except NonFiniteLogits:
-        log.write(trainer.step_number, math.nan)
-        _end_diverged(folder, cell, trainer.step_number, "logit")
-        return
-    finally:
-        trainer.rewards.close()
-    if guard.stopped and trainer.state.global_step < cell.steps:
-        raise guard.stop(trainer.state.global_step)
-    if trainer.state.global_step != cell.steps:
-        raise RuntimeError(f"trained {trainer.state.global_step} of {cell.steps} steps")
+    with Watchers(trainer) as log.watchers:
+        try:
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        except Diverged as diverged:
+            if diverged.step > trainer.state.global_step:  # broken off before Trainer logged it
+                log.write(diverged.step, math.nan)
+            _end_diverged(folder, cell, diverged.step, diverged.what)
+            return
+        except NonFiniteLogits:
+            log.write(trainer.step_number, math.nan)
+            _end_diverged(folder, cell, trainer.step_number, "logit")
+            return
+        finally:
+            trainer.rewards.close()
+        if guard.stopped and trainer.state.global_step < cell.steps:
+            raise guard.stop(trainer.state.global_step)
+        if trainer.state.global_step != cell.steps:
+            raise RuntimeError(f"trained {trainer.state.global_step} of {cell.steps} steps")
     _end(folder, cell, "finished", cell.steps)
 
 

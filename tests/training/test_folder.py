@@ -70,7 +70,7 @@ def test_runtime_is_no_part_of_the_identity() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"num_threads": 0}, {"micro_batch": 0}, {"keep_resume": 0}, {"resume_every": 0}],
+    [{"num_threads": 0}, {"micro_batch": 0}, {"keep_resume": 0}, {"resume_every": 0}, {"report_to": ("mlflow",)}],
 )
 def test_impossible_runtimes_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
