@@ -12,6 +12,7 @@ from evaluation.protocol import Protocol
 from evaluation.records import Record
 
 REQUEST = "request.json"
+Engine = Literal["transformers", "vllm"]
 FAILURE = "failure.txt"
 """In a unit's `out`: why the child gave it up, for the task that waits for it."""
 
@@ -40,7 +41,7 @@ class Request(Record):
     problems: dict[str, str]
     """Path of the problems of each benchmark (JSONL of `evaluation.records.Problem`)."""
     units: tuple[Unit, ...]
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: Engine = "transformers"
     device: str = "cpu"
     num_threads: int = Field(default=1, ge=1)
     batch_size: int = Field(default=512, ge=1)

@@ -1,13 +1,17 @@
 """When two programs are the same: equal up to layout, comments, docstrings and the names of their own variables.
 
-Only what cannot be observed is taken away. Renaming is consistent over the whole program, so it keeps meaning as long
-as no name is seen as text; a program that could see one (by `locals`, `eval`, an exception's message, ...) keeps its
-names. The syntax tree is walked, never executed.
+Only what cannot be observed is taken away. A program may hold the name of a variable, a docstring or the number of a
+line in its hands: by a class, an exception, a frame, `getattr`, a keyword dictionary, most modules. So whatever is not
+known to show none of them makes a program the same only as its own text. In the others variables are renamed
+consistently; functions keep their names, which `str` shows. The syntax tree is walked, never executed.
 """
 
 import ast
 import builtins
 import hashlib
+import importlib
+import re
+import types
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,18 +19,48 @@ from typing import Any
 
 MAX_BYTES = 1 << 14
 """Longer programs are the same only when their text is."""
-_DYNAMIC = {
-    "eval", "exec", "compile", "globals", "locals", "vars", "dir", "getattr", "setattr", "delattr", "hasattr",
-    "inspect", "sys", "gc", "traceback", "symtable", "ast", "dis", "importlib", "builtins", "dataclass", "dataclasses",
-    "namedtuple", "NamedTuple", "Enum", "enum", "super", "help", "repr", "print_exc", "ctypes", "types", "pickle",
-}  # fmt: skip
-"""Names that may see names."""
 _BUILTINS = frozenset(dir(builtins))
+_ERRORS = {n for n in _BUILTINS if isinstance(v := getattr(builtins, n), type) and issubclass(v, BaseException)}
+_PLAIN = _ERRORS | {
+    "abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable", "chr", "complex", "dict", "divmod",
+    "enumerate", "filter", "float", "format", "frozenset", "hash", "hex", "int", "isinstance", "issubclass", "iter",
+    "len", "list", "map", "max", "min", "next", "object", "oct", "ord", "pow", "print", "range", "reversed", "round",
+    "set", "slice", "sorted", "str", "sum", "tuple", "zip",
+}  # fmt: skip
+"""Builtins that show a program nothing of itself."""
 _STATELESS = {
     "math", "cmath", "re", "itertools", "collections", "functools", "heapq", "bisect", "string", "operator", "typing",
     "fractions", "copy", "datetime", "statistics",
 }  # fmt: skip
 """Modules without settings that an honest program would change."""
+_BLIND = _STATELESS | {"random", "decimal", "time", "calendar", "numbers", "collections.abc"}
+"""Modules that show no names and no lines, and call nothing by keyword, but for `_SEEING`."""
+_SEEING = {
+    "attrgetter", "methodcaller", "Formatter", "format_map", "namedtuple", "NamedTuple", "TypedDict", "ForwardRef",
+    "get_type_hints", "get_overloads", "get_protocol_members", "overload", "wraps", "update_wrapper",
+}  # fmt: skip
+"""What of these modules does, or has a function called by keyword."""
+_SYS = {"maxsize", "setrecursionlimit", "getrecursionlimit", "float_info", "getsizeof", "exit", "version_info"}
+"""What of `sys` does not."""
+
+
+def _blind_attributes() -> Iterable[str]:
+    kinds = [str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, range, re.Match, re.Pattern]
+    for module in map(importlib.import_module, _BLIND):
+        for name in getattr(module, "__all__", dir(module)):
+            if not isinstance(value := getattr(module, name), types.ModuleType) and name not in _SEEING:
+                yield name
+                kinds += [value] if isinstance(value, type) else []
+    for kind in kinds:
+        yield from dir(kind)
+
+
+_BLIND_ATTRIBUTES = {n for n in _blind_attributes() if not n.startswith("_")} - _SEEING | {"abc", "cache_clear"}
+"""What may be taken out of an object or a module: methods and members of plain types, and what `_BLIND` exports."""
+_FIELD = re.compile(r"\{[^{}:!]*[.\[]")
+"""A replacement field that looks into its value: `{0.__code__}`."""
+_HARNESS = re.compile(r"numpy|random|\bexcept\b")
+"""Words by which the judge chooses how it runs a program, be it in a comment."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +80,7 @@ def read(source: str, kept: Iterable[str]) -> Reading:
         source: the program.
         kept: names that tests use: the entry point, and whatever else asserts and set-up code mention.
     """
-    text = source.strip().encode("utf-8", "surrogatepass")
+    text = source.encode("utf-8", "surrogatepass")
     if len(text) > MAX_BYTES:
         return Reading(_digest(b"text", text), clean=False)
     try:
@@ -55,9 +89,15 @@ def read(source: str, kept: Iterable[str]) -> Reading:
             tree = ast.parse(source)
         walk = _Walk(kept)
         walk.walk(tree)
-        return Reading(_digest(b"tree", "\0".join(walk.told()).encode("utf-8", "surrogatepass")), walk.clean)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        words = walk.told()
+        if words is None:
+            return Reading(_digest(b"text", text), walk.clean)
+        words = [*sorted(set(_HARNESS.findall(source))), *words]
+        return Reading(_digest(b"tree", "\0".join(words).encode("utf-8", "surrogatepass")), walk.clean)
+    except SyntaxError:
         return Reading(_digest(b"text", text), clean=True)  # it never gets to run
+    except (ValueError, RecursionError, MemoryError):
+        return Reading(_digest(b"text", text), clean=False)
 
 
 def _digest(kind: bytes, content: bytes) -> bytes:
@@ -71,9 +111,9 @@ class _Walk:
         self.words: list[str] = []
         self.names: list[int] = []
         """Where in `words` a variable's name stands."""
-        self.docstrings: list[str] = []
-        """Each with where it stood."""
         self.kept, self.own = set(kept), set[str]()
+        self.harmless = set[int]()
+        """Nodes of names that are used in a way that shows nothing."""
         self.observed, self.clean = False, True
 
     def walk(self, tree: ast.Module) -> None:
@@ -93,16 +133,18 @@ class _Walk:
             else:
                 self.words.append(f"{type(node).__name__} {node!r}")
 
-    def told(self) -> list[str]:
-        """Return the words with own variables as v0, v1, ... in order of appearance, or everything where it is seen."""
-        if self.observed:
-            return [*self.words, *self.docstrings]
-        own = {n for n in self.own - self.kept - _BUILTINS if not n.startswith("__")}
+    def told(self) -> list[str] | None:
+        """Return the words with own variables as v0, v1, ... in order of appearance; None where a name may be seen."""
+        own = self.own - self.kept - _BUILTINS
         new: dict[str, str] = {}
         for at in self.names:
             name = self.words[at]
             self.words[at] = new.setdefault(name, f"v{len(new)}") if name in own else f"={name}"
-        return self.words
+        return None if self.observed else self.words
+
+    def strange(self) -> None:
+        """Note that the program uses what may show it to itself, and may reach what outlives it."""
+        self.observed, self.clean = True, False
 
     def named(self, name: str, own: bool) -> None:
         """Take a variable's name, which is the program's own where it is bound."""
@@ -112,8 +154,9 @@ class _Walk:
             self.own.add(name)
 
     def name(self, node: ast.Name) -> list[Any]:
-        if node.id in _DYNAMIC or node.id.startswith("__"):
-            self.observed, self.clean = True, False
+        seen = node.id.startswith("__") or (node.id in _BUILTINS and node.id not in _PLAIN)
+        if seen and id(node) not in self.harmless:
+            self.strange()
         self.named(node.id, own=not isinstance(node.ctx, ast.Load))
         return []
 
@@ -123,26 +166,41 @@ class _Walk:
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Any]:
         self.named(node.name, own=True)
-        return [node.args, self.body(node.body), node.decorator_list, node.returns]
+        self.kept.add(node.name)
+        generic = getattr(node, "type_params", [])
+        return [node.args, self.body(node.body), node.decorator_list, node.returns, generic]
 
     def body(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """Return a body without its docstring."""
         match body:
-            case [ast.Expr(value=ast.Constant(value=str(text))), *rest]:
-                self.docstrings.append(f"{len(self.words)} {text!r}")
+            case [ast.Expr(value=ast.Constant(value=str())), *rest]:
                 return rest
         return body
 
     def module(self, node: ast.Module) -> list[Any]:
         return [self.body(node.body)]
 
-    def class_(self, node: ast.ClassDef) -> list[Any]:
-        self.observed = True  # its members are found by name, and it names itself
-        return [node.name, node.bases, node.keywords, node.body, node.decorator_list]
+    def compare(self, node: ast.Compare) -> list[Any]:
+        for side in (node.left, *node.comparators):
+            match side:
+                case ast.Call(func=ast.Name(id="type") as kind, args=[of], keywords=[]) if type(of) is not ast.Starred:
+                    self.harmless.add(id(kind))
+                case ast.Name(id="__name__", ctx=ast.Load()):
+                    self.harmless.add(id(side))
+                    self.clean = False
+        return [node.left, node.ops, node.comparators]
 
     def attribute(self, node: ast.Attribute) -> list[Any]:
-        if node.attr in _DYNAMIC or node.attr.startswith("__"):
-            self.observed, self.clean = True, False
+        match node:
+            case ast.Attribute(value=ast.Name(id="sys"), attr=attr) if attr in _SYS:
+                self.clean = False
+                return [node.value, node.attr]
+            case ast.Attribute(value=ast.Constant(value=str(text)), attr="format") if not _FIELD.search(text):
+                pass
+            case ast.Attribute(attr="format"):
+                self.observed = True
+        if node.attr not in _BLIND_ATTRIBUTES:
+            self.strange()
         self.clean &= isinstance(node.ctx, ast.Load)
         return [node.value, node.attr]
 
@@ -154,16 +212,21 @@ class _Walk:
         return [node.arg, node.value]
 
     def alias(self, node: ast.alias) -> list[Any]:
-        self.observed |= node.name.partition(".")[0] in _DYNAMIC or node.name == "*"
         self.kept.update(filter(None, (node.name.partition(".")[0], node.asname)))
         return [node.name, node.asname]
 
     def imported(self, node: ast.Import) -> list[Any]:
-        self.clean &= all(a.name.partition(".")[0] in _STATELESS for a in node.names)
+        for alias in node.names:
+            # An alias of sys would hide what is taken out of it.
+            self.observed |= alias.name not in _BLIND and (alias.name != "sys" or alias.asname is not None)
+            self.clean &= alias.name in _STATELESS
         return [node.names]
 
     def imported_from(self, node: ast.ImportFrom) -> list[Any]:
-        self.clean &= (node.module or "").partition(".")[0] in _STATELESS
+        names = {a.name for a in node.names}
+        blind = _BLIND_ATTRIBUTES if node.module in _BLIND else _SYS if node.module == "sys" else set[str]()
+        self.observed |= not names <= blind or node.level > 0
+        self.clean &= node.module in _STATELESS
         return [node.module, node.names, node.level]
 
     def declared(self, node: ast.Global | ast.Nonlocal) -> list[Any]:
@@ -177,7 +240,8 @@ class _Walk:
         self.clean = False
         return [node.type, node.name, node.body]
 
-    def matched(self, node: ast.AST) -> list[Any]:
+    def seeing(self, node: ast.AST) -> list[Any]:
+        """Take what knows names by their text: members of a class are found by it, and a class names itself."""
         self.observed = True
         return [getattr(node, f, None) for f in node._fields]
 
@@ -188,7 +252,8 @@ _SEEN: dict[type, Callable[[_Walk, Any], list[Any]]] = {
     ast.FunctionDef: _Walk.function,
     ast.AsyncFunctionDef: _Walk.function,
     ast.Module: _Walk.module,
-    ast.ClassDef: _Walk.class_,
+    ast.ClassDef: _Walk.seeing,
+    ast.Compare: _Walk.compare,
     ast.Attribute: _Walk.attribute,
     ast.keyword: _Walk.keyword,
     ast.alias: _Walk.alias,
@@ -197,8 +262,8 @@ _SEEN: dict[type, Callable[[_Walk, Any], list[Any]]] = {
     ast.Global: _Walk.declared,
     ast.Nonlocal: _Walk.declared,
     ast.ExceptHandler: _Walk.caught,
-    ast.MatchAs: _Walk.matched,
-    ast.MatchStar: _Walk.matched,
-    ast.MatchMapping: _Walk.matched,
-    ast.MatchClass: _Walk.matched,
+    ast.Match: _Walk.seeing,
 }
+_NEWER = ("TypeAlias", "TypeVar", "ParamSpec", "TypeVarTuple", "TemplateStr", "Interpolation")
+"""Since Python 3.12: they know their names as text."""
+_SEEN |= {getattr(ast, name): _Walk.seeing for name in _NEWER if hasattr(ast, name)}

@@ -26,7 +26,7 @@ from evaluation.records import Outcome, Problem, Program, Verdict
 
 logger = logging.getLogger(__name__)
 
-JUDGE_VERSION = f"judge/3 python{sys.version_info.major}.{sys.version_info.minor}"
+JUDGE_VERSION = f"judge/4 python{sys.version_info.major}.{sys.version_info.minor}"
 TRIES = 3
 MAX_KNOWN = 200_000
 """Verdicts kept in this process."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from evaluation.errors import InputError, MachineError
+from evaluation.files import check_readable
 from evaluation.records import Problem
 
 MBPP_ROWS = 974
@@ -114,9 +115,7 @@ def read_rows(field: str, path: str | None) -> tuple[list[dict[str, Any]], str, 
     """Return rows, sha256 of the (unpacked) file and revision; without a path, from the source's own home."""
     if path is not None:
         file = Path(path).expanduser()
-        if not file.is_file():
-            what = "a folder" if file.is_dir() else "no such file"
-            raise InputError(field, path, what, f"give {RIGHT_FILE[field]} with {_flag(field)} FILE")
+        check_readable(field, file, f"{RIGHT_FILE[field]} with {_flag(field)} FILE")
         rows, sha256 = _read_jsonl(field, file)
         return rows, sha256, f"sha256:{sha256}"
     with tempfile.TemporaryDirectory() as scratch:

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import get_args
 
 from pydantic import ValidationError
 
@@ -22,7 +23,7 @@ from evaluation.problems import BENCHMARKS, Prepared, prepare
 from evaluation.program import explain
 from evaluation.prompts import PromptSpec, default_rendering, resolve
 from evaluation.protocol import Protocol
-from evaluation.request import REQUEST, Request, Unit, read_request, write_request
+from evaluation.request import REQUEST, Engine, Request, Unit, read_request, write_request
 from flows.commands.answer import Answer
 from flows.commands.checkpoints import Checkpoint, locate
 from flows.commands.flags import add_data
@@ -34,7 +35,7 @@ from training.cell import MODELS
 
 log = logging.getLogger(__name__)
 
-ENGINES = ("transformers", "vllm")
+ENGINES: tuple[str, ...] = get_args(Engine)
 DEFAULTS = {p.benchmark: p for name in ("full", "smoke") for p in EXPERIMENTS[name].protocols}
 """The protocol of each benchmark, as its experiment declares it; flags change single fields."""
 

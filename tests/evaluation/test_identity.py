@@ -69,13 +69,71 @@ def test_what_can_be_observed_keeps_programs_apart(a, b):
     assert not same(a, b, ("f",))
 
 
+PLACES = ["{}def f(x):{}\n    {}\n    return ", "\n\n{}# moved\ndef f(y):{}\n    'a text'\n    {}\n    return "]
+"""The same program for who looks at what it does only: other lines, another name of a variable, a docstring."""
+SEEING = {
+    "a line, by an exception": ("", "try: 1 / 0\n    except Exception as e: n = e.__traceback__.tb_lineno", "n"),
+    "a line, by a frame": ("import sys\n", "n = sys._getframe().f_lineno", "n"),
+    "a line, by code": ("", "pass", "f.__code__.co_firstlineno"),
+    "a line, by a format": ("", "pass", "'{0.__code__.co_firstlineno}'.format(f)"),
+    "a line, by a format put together": ("", "t = '{0.__code__.co_first' + 'lineno}'", "t.format(f)"),
+    "a line, by a format taken from its class": ("", "pass", "str.format('{0.__code__.co_firstlineno}', f)"),
+    "a line, by format_map": ("", "pass", "'{f.__code__.co_firstlineno}'.format_map({'f': f})"),
+    "a line, by a formatter": ("from string import Formatter\n", "pass", "Formatter().format('{0.__code__.co_firstlineno}', f)"),
+    "a line, by attrgetter": ("import operator\n", "pass", "operator.attrgetter('__code__.co_firstlineno')(f)"),
+    "a line, by a renamed attrgetter": ("from operator import attrgetter as a\n", "pass", "a('__code__.co_firstlineno')(f)"),
+    "a line, by a generator": ("", "g = (i for i in [1])", "g.gi_frame.f_lineno"),
+    "a line, by a module's own import": ("import random\n", "pass", "random._os.sys._getframe(0).f_lineno"),
+    "a line, by another module": ("import traceback\n", "pass", "traceback.extract_stack()[-1].lineno"),
+    "a line, by a warning": ("import warnings\n", "with warnings.catch_warnings(record=True) as w: warnings.simplefilter('always'); warnings.warn('')", "w[0].lineno"),
+    "a docstring": ("", "pass", "f.__doc__"),
+    "a docstring, by getattr": ("", "pass", "getattr(f, '__doc__')"),
+    "a docstring, by partial getattr": ("", "g = getattr", "g(f, '_' + '_doc__')"),
+    "a docstring, by a class": ("class A: __init__ = object.__init__\n", "pass", "f.__doc__"),
+    "a variable, by locals": ("", "pass", "sorted(locals())"),
+    "a variable, by vars": ("", "v = vars", "sorted(v())"),
+    "a variable, by dir": ("", "pass", "dir()"),
+    "a variable, by eval": ("", "pass", "eval('[n for n in dir() if n in \"xy\"]')"),
+    "a variable, by builtins": ("import builtins\n", "pass", "sorted(builtins.locals())"),
+    "a variable, by the dictionary of builtins": ("", "pass", "sorted(print.__self__.locals())"),
+    "a variable, by an error": ("", "try: f()\n    except TypeError as e: n = str(e)", "n"),
+    "a variable, by help on its signature": ("import inspect\n", "pass", "str(inspect.signature(f))"),
+    "a variable, by wraps": ("import functools\n", "pass", "functools.wraps(f)(lambda: 0).__wrapped__.__code__.co_varnames[0]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", SEEING)
+def test_no_way_of_seeing_a_line_a_docstring_or_a_name_makes_two_programs_one(way):
+    before, work, result = SEEING[way]
+    a, b = (place.format(before, "", work) + result + "\n" for place in PLACES)
+    told = []
+    for source in (a, b):
+        space = {}
+        exec(source, space)
+        told.append(space["f"](0))
+    assert told[0] != told[1], "the case shows nothing"
+    assert not same(a, b)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("def f(x): return str(g)\ndef g(): 0\n", "def f(x): return str(h)\ndef h(): 0\n"),
+        ("def f(x):\n    def g(): 0\n    return str(g)\n", "def f(x):\n    def h(): 0\n    return str(h)\n"),
+        ("def f(x): return x\n", "# numpy\ndef f(x): return x\n"),
+        ("def f(x): return x\n", "# except\ndef f(x): return x\n"),
+        ("def f(x): return x\n", "def f(x):\n    'random'\n    return x\n"),
+        ("def f(a, **k): return k\n", "def f(b, **k): return k\n"),
+    ],
+)
+def test_functions_keep_their_names_and_words_that_choose_the_harness_count(a, b):
+    assert same(a, b) is a.startswith("def f(a, **k)")
+
+
 def test_names_that_tests_use_stay():
-    a, b = (
-        "def f(x): return helper(x)\ndef helper(y): return y\n",
-        "def f(x): return other(x)\ndef other(y): return y\n",
-    )
+    a, b = ("def f(x): return size\nsize = 3\n", "def f(x): return width\nwidth = 3\n")
     assert same(a, b)
-    assert not same(a, b, ("f", "helper"))
+    assert not same(a, b, ("f", "size"))
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,16 @@ def test_the_run_to_compare_with_is_whole_and_not_trivial(uninterrupted: RunFold
     assert len(set(orders)) == 3  # the epochs differ, so a resume that lost its epoch would show
 
 
+def kill_while_saving_among_damage(folder: RunFolder, start: Start, train_to_end: Train) -> None:
+    """Plant damaged folders, kill while the state of step 4 is written, and go on to the end."""
+    plant_damage(folder)
+    saving = folder.resume(4).with_name("step_4" + PARTIAL) / "checkpoint-4" / "optimizer.pt"
+    assert wait_and_send(start(folder.root), saving, signal.SIGKILL) == -signal.SIGKILL
+    done = train_to_end(folder.root)
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stderr
+
+
 def test_killed_twice_among_damaged_folders_it_ends_with_the_same_bytes(
     make_run: Callable[..., RunFolder], start: Start, train_to_end: Train, uninterrupted: RunFolder, tmp_path: Path
 ) -> None:
@@ -167,12 +177,7 @@ def test_killed_twice_among_damaged_folders_it_ends_with_the_same_bytes(
     assert session(child.pid) == []  # the judge's processes went with it
     assert folder.checkpoints() == folder.resumes() == [2]
     published = stamps(folder.checkpoint(2))
-    plant_damage(folder)
-    saving = folder.resume(4).with_name("step_4" + PARTIAL) / "checkpoint-4" / "optimizer.pt"
-    assert wait_and_send(start(folder.root), saving, signal.SIGKILL) == -signal.SIGKILL
-    done = train_to_end(folder.root)
-    assert done.returncode == 0, done.stderr
-    assert "going on from step" in done.stderr
+    kill_while_saving_among_damage(folder, start, train_to_end)
     same(folder, uninterrupted)
     assert stamps(folder.checkpoint(2)) == published
     assert folder.resumes() == [4, 6]
@@ -211,12 +216,7 @@ def test_a_lora_cell_killed_twice_ends_with_the_same_bytes_from_small_resume_sta
     folder = make_run(tmp_path / "run", **LORA)
     assert wait_and_send(start(folder.root), folder.rollout(3), signal.SIGKILL) == -signal.SIGKILL
     assert folder.checkpoints() == folder.resumes() == [2]
-    plant_damage(folder)
-    saving = folder.resume(4).with_name("step_4" + PARTIAL) / "checkpoint-4" / "optimizer.pt"
-    assert wait_and_send(start(folder.root), saving, signal.SIGKILL) == -signal.SIGKILL
-    done = train_to_end(folder.root)
-    assert done.returncode == 0, done.stderr
-    assert "going on from step" in done.stderr
+    kill_while_saving_among_damage(folder, start, train_to_end)
     same(folder, uninterrupted_lora)
     state = folder.resume(6)
     assert (state / "adapter_model.safetensors").is_file()
@@ -318,6 +318,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     tmp_path: Path,
     moment: str,
 ) -> None:
+    """CHECKPOINT-096, while saving; CHECKPOINT-100, 101, at an epoch's end: step 2 of 6, two steps an epoch."""
     folder = make_run(tmp_path / "run", arm=ARM)
     try:
         code = wait_and_send(start(folder.root), folder.root / moment, signal.SIGKILL)

@@ -62,21 +62,22 @@ def children() -> list[int]:
 
 
 @contextlib.contextmanager
-def judge_under_fire(begin: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Kill every process of the judge as soon as it is there, from `begin` on."""
-    over = threading.Event()
+def judge_under_fire(begin: Callable[[], bool] = lambda: True) -> Iterator[threading.Event]:
+    """Kill every process of the judge as soon as it is there, from `begin` on; yields what says that one was hit."""
+    over, hit = threading.Event(), threading.Event()
 
     def shoot() -> None:
         while not over.is_set():
             for pid in children() if begin() else ():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+                    hit.set()
             time.sleep(0.005)
 
     thread = threading.Thread(target=shoot)
     thread.start()
     try:
-        yield
+        yield hit
     finally:
         over.set()
         thread.join()
@@ -95,7 +96,8 @@ def test_each_completion_is_judged_on_its_own_problem() -> None:
 def test_a_judge_that_dies_is_never_a_wrong_answer() -> None:
     ids = list(PROBLEMS)
     with Judge(list(PROBLEMS.values()), suites="reward") as judge:
-        with judge_under_fire(), pytest.raises(HarnessFailed, match=r"no verdict") as failed:
+        with judge_under_fire() as hit, pytest.raises(HarnessFailed, match=r"no verdict") as failed:
+            assert hit.wait(10)  # else four short programs may be judged before the first shot
             score_rollouts(judge, SPEC, PROBLEMS, ids, [PROBLEMS[p].reference for p in ids])
         assert failed.value.exit_code == 1
         assert score_rollouts(judge, SPEC, PROBLEMS, ids[:1], [PROBLEMS[ids[0]].reference]) == [Outcome.PASS]

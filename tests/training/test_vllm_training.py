@@ -68,10 +68,7 @@ def lora(make_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFa
         lora_rank=8,
         runtime={"sampler": "vllm"},
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "dispatch_cpu_unquantized_gemm", keep_unpacked)
-        patch.setattr(vllm_generation, "LLM", CpuEngine)
-        assert main([str(folder.root), "--debug"]) == 0
+    train(folder)
     return folder
 
 
