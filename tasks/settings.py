@@ -48,7 +48,8 @@ CHILD_KEEPS = (
 )
 """What a trainer or evaluator gets of our environment: no storage or server credentials. A program gets nothing."""
 
-REPORTER_DEFAULTS = {"wandb": {"WANDB_PROJECT": PROJECT}}
+REPORTER_DEFAULTS = {"wandb": {"WANDB_PROJECT": PROJECT, "WANDB_FINISH_TIMEOUT": "60"}}
+"""W&B's own default waits for an unreachable service without end."""
 NEVER_KEPT = {
     "WANDB_LOG_MODEL",  # checkpoints are published by the store, whole and with their manifest
     "WANDB_SERVICE",  # of a parent's run

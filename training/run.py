@@ -222,7 +222,7 @@ def _steps(
             raise guard.stop(trainer.state.global_step)
         if trainer.state.global_step != cell.steps:
             raise RuntimeError(f"trained {trainer.state.global_step} of {cell.steps} steps")
-    _end(folder, cell, "finished", cell.steps)
+        _end(folder, cell, "finished", cell.steps)  # before the reporters end, which may take their time
 
 
 def _end_diverged(folder: RunFolder, cell: Cell, step: int, what: str) -> None:

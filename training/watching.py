@@ -4,8 +4,8 @@ Trainer calls its reporters before our callbacks, with TRL's figures alone, and 
 are taken out of its list and held here: each step's line of steps.jsonl, replay included, goes out as it was written,
 beside TRL's figures, and ours win where the names are the same. The last line of a diverged run is among them.
 
-A reporter that cannot begin refuses the cell before its first step; one that fails later costs its curve only. Steps
-taken again after a kill are told again, with the same numbers, at the same `train/global_step`.
+A reporter that fails, at its start or later, costs its own curve only. Steps taken again after a kill are told
+again, with the same numbers, at the same `train/global_step`.
 """
 
 import copy
@@ -22,7 +22,6 @@ from transformers.integrations.integration_utils import (
     get_reporting_integration_callbacks,
 )
 
-from evaluation.errors import MachineError
 from training.reporters import PROJECT, run_id, wandb_run
 
 if TYPE_CHECKING:
@@ -43,20 +42,14 @@ class Watchers(TrainerCallback):
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Open every reporter.
+        """Open every reporter."""
 
-        Raises:
-            MachineError: one of them cannot begin: no login, no network, or a setting of its own is wrong.
-        """
-        for reporter in self.reporters if state.is_world_process_zero else ():
-            try:
-                self._open(reporter, state.global_step)
-                reporter.on_train_begin(args, state, control, **kwargs)
-            except Exception as e:  # whatever it is, it is theirs, and nothing has been trained
-                name = _name(reporter)
-                reason = " ".join(str(e).split())[:300] or type(e).__name__
-                fix = "set WANDB_API_KEY, or WANDB_MODE=offline" if name == "wandb" else "mend it"
-                raise MachineError("report_to", name, reason, f"{fix}, or leave it out of ABLATION_REPORT_TO") from e
+        def begin(reporter: TrainerCallback) -> None:
+            self._open(reporter, state.global_step)
+            reporter.on_train_begin(args, state, control, **kwargs)
+
+        for reporter in [*self.reporters]:
+            self._dare(reporter, begin)
 
     def _open(self, reporter: TrainerCallback, step: int) -> None:
         """Say which run it is: the same one for every attempt at the cell."""
@@ -101,7 +94,8 @@ class Watchers(TrainerCallback):
         try:
             action(reporter)
         except Exception as e:  # noqa: BLE001  watching must not end what is watched
-            logger.warning("%s tells nothing more of this attempt: %s", _name(reporter), e)
+            name, reason = type(reporter).__name__.removesuffix("Callback").lower(), " ".join(str(e).split())[:300]
+            logger.warning("%s tells nothing more of this attempt: %s", name, reason or type(e).__name__)
             self.reporters.remove(reporter)
 
 
@@ -114,7 +108,3 @@ def flat(line: dict[str, Any]) -> dict[str, float]:
         elif value is not None and key != "global_step":
             figures[key] = float(value)
     return figures
-
-
-def _name(reporter: TrainerCallback) -> str:
-    return type(reporter).__name__.removesuffix("Callback").lower()

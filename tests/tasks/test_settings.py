@@ -62,7 +62,7 @@ def test_an_unknown_reporter_is_refused_with_those_there_are(monkeypatch):
 
 
 def test_a_reporters_own_variables_reach_a_child_only_where_it_is_chosen(monkeypatch):
-    for name in ("WANDB_PROJECT", "WANDB_MODE", "TENSORBOARD_LOGGING_DIR"):
+    for name in ("WANDB_PROJECT", "WANDB_MODE", "WANDB_FINISH_TIMEOUT", "TENSORBOARD_LOGGING_DIR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in (("WANDB_API_KEY", "k"), ("TRACKIO_DIR", "d"), ("WANDB_LOG_MODEL", "end")):
         monkeypatch.setenv(name, value)
@@ -72,6 +72,7 @@ def test_a_reporters_own_variables_reach_a_child_only_where_it_is_chosen(monkeyp
     assert {k: v for k, v in told.items() if k.startswith(("WANDB_", "TRACKIO_"))} == {
         "WANDB_API_KEY": "k",
         "WANDB_PROJECT": "rl-ablation",
+        "WANDB_FINISH_TIMEOUT": "60",
     }
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     both = child_environment(1, ["wandb", "trackio"])
