@@ -108,7 +108,7 @@ def test_a_failed_run_retried_redoes_only_what_is_missing(control_worker, finish
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here")
-def test_without_a_gpu_full_fails_within_seconds_with_one_line(control_worker, tmp_path):
+def test_without_a_gpu_full_fails_within_seconds_with_one_line(control_worker, wait_for, tmp_path):
     began = time.monotonic()
     done = run_deployment(control_worker, "lr-ablation/full", f"runs={tmp_path}")
     assert done.returncode == 1
@@ -120,6 +120,11 @@ def test_without_a_gpu_full_fails_within_seconds_with_one_line(control_worker, t
     assert "\n" not in message
     assert not Path(tmp_path / "store").exists()
     assert run["total_run_time"] < 60 < WATCH_S, time.monotonic() - began
+    asked = {"logs": {"flow_run_id": {"any_": [run["id"]]}}}
+    logs = wait_for(
+        lambda: [e for e in ask(control_worker, "/logs/filter", asked) if e["message"] == message], 60, "logs"
+    )
+    assert len(logs) == 1
 
 
 def start_run(server, **parameters):
