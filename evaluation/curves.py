@@ -60,6 +60,8 @@ class RunEvidence:
     """First non-finite step, when diverged."""
     scores: dict[str, dict[int, Score]] = field(default_factory=dict)
     """By benchmark and global step (the base, step 0, is given apart)."""
+    signs: tuple[str, ...] = ()
+    """What the trainer's log shows, in words; told, and no part of any rule."""
 
     @property
     def expected(self) -> tuple[int, ...]:

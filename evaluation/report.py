@@ -112,6 +112,7 @@ def report_markdown(given: ReportInput, finding: Finding, links: dict[str, str])
         _boundary_table(given, finding),
         "## Runs",
         _runs_table(given, finding),
+        *_signs(given),
         f"![pass@1 and reward by step]({links['curves.png']})",
         "## The arms compared at the end\n\n" + _arms_table(given),
         *(f"## Forgetting on {p.benchmark}\n\n{_forgetting_table(given, p)}" for p in given.protocols),
@@ -163,6 +164,13 @@ def _runs_table(given: ReportInput, finding: Finding) -> str:
         onset = "" if found.onset_step is None else str(found.onset_step)
         rows.append((run.label, rate_text(run.lr), given.arm_labels[run.arm], found.class_, onset, found.why))
     return table(rows)
+
+
+def _signs(given: ReportInput) -> Iterator[str]:
+    """Yield what the trainers' logs show beside the classes, where there is anything."""
+    lines = [f"- {run.label}: {sign}" for run in given.runs for sign in run.signs]
+    if lines:
+        yield "Signs in the training logs (they are told, and decide nothing):\n\n" + "\n".join(lines)
 
 
 def _arms_table(given: ReportInput) -> str:

@@ -49,7 +49,7 @@ def train(work: Work, cell: Cell, board: Board) -> None:
             run_to_end(
                 command(runtime, folder),
                 log=folder.root / "train.log",
-                env=child_environment(threads(work)) | env,
+                env=child_environment(threads(work), settings().report_to) | env,
                 keep_fds=(held, *fds),
                 on_tick=lambda: board.show(cell.name, folder.root / "progress.json"),
             )
@@ -88,6 +88,7 @@ def write_folder(work: Work, cell: Cell) -> None:
 
 def runtime_of(work: Work, cell: Cell) -> Runtime:
     """Return where and how a cell runs on this host; none of it changes a number."""
+    here = settings()
     gpu, small = work.needs_gpu, work.model.num_parameters < SMALL
     return Runtime(
         model_path=work.files.path,
@@ -98,8 +99,10 @@ def runtime_of(work: Work, cell: Cell) -> Runtime:
         num_threads=threads(work),
         micro_batch=64 if small else 8 if gpu else 4,
         sampler="vllm" if gpu and importlib.util.find_spec("vllm") else "transformers",
-        caged=settings().caged,
+        caged=here.caged,
         resume_every=None if small else 10 if gpu else 1,
+        report_to=here.report_to,
+        experiment=work.experiment.name,
     )
 
 

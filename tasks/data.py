@@ -21,6 +21,7 @@ from tasks.settings import Settings, settings
 from tasks.work import Work
 from training.cell import MODELS, Cell, Model
 from training.experiment import Experiment
+from training.reporters import refuse_absent
 from training.store import Store
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, s
     """Refuse at once what cannot work here, with what is missing and what would run.
 
     Raises:
-        MachineError: no GPU for cells that need one, or a store that cannot be written.
+        MachineError: no GPU for cells that need one, a reporter that is not installed, or a store that cannot be
+            written.
     """
     needs_gpu = experiment.needs_gpu or MODELS[cells[0].model].needs_gpu
     if settings.launcher == "process" and needs_gpu and not settings.gpus:
@@ -41,6 +43,8 @@ def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, s
             f"{experiment.name} needs a GPU in this launcher ({would} would run)",
             "run on a GPU host, set ABLATION_LAUNCHER=deployment with workers, or try `ablation run smoke`",
         )
+    if settings.launcher == "process":
+        refuse_absent(settings.report_to)
     store.check_writable()
 
 

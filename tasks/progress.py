@@ -28,13 +28,15 @@ class Progress(Record):
     step: int
     steps: int
     reward: float | str | None
+    grad_norm: float | str | None = None
     seconds_left: float
 
     @property
     def text(self) -> str:
-        """Reward and time left in words."""
+        """Reward, gradient norm and time left in words."""
         reward = f"{self.reward:.3f}" if isinstance(self.reward, float) else self.reward
-        return f"reward {reward}, {self.seconds_left:.0f} s left"
+        norm = f"{self.grad_norm:.3g}" if isinstance(self.grad_norm, float) else self.grad_norm
+        return f"reward {reward}, grad norm {norm}, {self.seconds_left:.0f} s left"
 
 
 class Board:

@@ -18,6 +18,7 @@ from evaluation.manifests import Provenance, Revisions, versions, write_manifest
 from evaluation.report import ReportInput, draw_pictures, inline, report_markdown, write_report
 from evaluation.scores import Score
 from tasks.retries import ONCE_EACH
+from tasks.wandb_results import tell_wandb
 from tasks.work import Work
 from training.cell import ARMS, Cell
 from training.experiment import Experiment
@@ -35,6 +36,7 @@ def report(work: Work, missing: list[str]) -> Finding:
     given = gather(work.store, work.experiment, work.cells, missing, work.prepared.contamination)
     finding = publish_report(work.store, given, work.runs / "reports" / work.experiment.name, shared)
     show(given, finding)
+    tell_wandb(work, given, finding)
     return finding
 
 
@@ -99,6 +101,7 @@ def evidence(store: Store, experiment: Experiment, cell: Cell) -> RunEvidence:
         end="diverged" if end == "diverged" else "finished" if end == "finished" else None,
         onset_step=result.onset_step if result is not None else None,
         scores=scores,
+        signs=tuple(f"{s.name.replace('_', ' ')}: {s.detail}" for s in result.signs) if result is not None else (),
     )
 
 
@@ -133,7 +136,10 @@ def publish_report(store: Store, given: ReportInput, out: Path, shared: dict[str
 def show(given: ReportInput, finding: Finding) -> None:
     """Put the report and the table of cells into the Prefect UI; an unreachable server costs the picture only."""
     key = given.experiment.replace("_", "-")
-    rows = [{"cell": r.cell, "class": r.class_, "onset step": r.onset_step, "why": r.why} for r in finding.runs]
+    rows = [
+        {"cell": r.cell, "class": r.class_, "onset step": r.onset_step, "why": r.why, "signs": "; ".join(seen.signs)}
+        for seen, r in zip(given.runs, finding.runs, strict=True)
+    ]
     try:
         markdown = report_markdown(given, finding, inline(draw_pictures(given)))
         create_markdown_artifact(markdown, key=f"{key}-report", description=finding.sentence)

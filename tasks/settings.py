@@ -4,11 +4,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from evaluation.errors import InputError
 from evaluation.records import Record
+from training.reporters import PROJECT, REPORTERS, Reporter
 
 PREFECT_DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "240",  # the first start of a home migrates its database
@@ -53,6 +55,13 @@ CHILD_KEEPS = (
 
 MAX_GPUS = 64
 """More are in no one host."""
+REPORTER_DEFAULTS = {"wandb": {"WANDB_PROJECT": PROJECT, "WANDB_FINISH_TIMEOUT": "60"}}
+"""W&B's own default waits for an unreachable service without end."""
+NEVER_KEPT = {
+    "WANDB_LOG_MODEL",  # checkpoints are published by the store, whole and with their manifest
+    "WANDB_SERVICE",  # of a parent's run
+    "TENSORBOARD_LOGGING_DIR",  # each cell has its own
+}
 
 
 class Settings(Record):
@@ -69,6 +78,8 @@ class Settings(Record):
     """Lock files of this host's devices, the same for every run of this user."""
     caged: bool = True
     """False only where ABLATION_UNCAGED=1 insists that programs run without the cage."""
+    report_to: tuple[Reporter, ...] = ()
+    """Who else is told every step's figures (`ABLATION_REPORT_TO`)."""
     home: str = ""
     """Where pools find this project (`ABLATION_HOME`)."""
 
@@ -77,7 +88,8 @@ def settings() -> Settings:
     """Read the environment.
 
     Raises:
-        InputError: ABLATION_LAUNCHER, ABLATION_UNCAGED or ABLATION_GPUS_PER_CELL has a value that it cannot have.
+        InputError: ABLATION_LAUNCHER, ABLATION_UNCAGED, ABLATION_GPUS_PER_CELL or ABLATION_REPORT_TO has a value that
+            it cannot have.
     """
     launcher = os.environ.get("ABLATION_LAUNCHER", "process")
     if launcher not in {"process", "deployment"}:
@@ -91,6 +103,7 @@ def settings() -> Settings:
             "cores": len(os.sched_getaffinity(0)),
             "locks": Path(tempfile.gettempdir()) / f"ablation-gpus-{os.getuid()}",
             "caged": _caged(),
+            "report_to": _report_to(),
             "home": os.environ.get("ABLATION_HOME", ""),
         }
     )
@@ -111,6 +124,16 @@ def _gpus_per_cell(here: int) -> int:
         reason = f"this host has {here}" if here else f"not a number from 1 to {most}"
         raise InputError("ABLATION_GPUS_PER_CELL", asked, reason, f"use 1 to {most}")
     return int(asked)
+
+
+def _report_to() -> tuple[str, ...]:
+    named = os.environ.get("ABLATION_REPORT_TO", "")
+    asked = tuple(dict.fromkeys(name.strip() for name in named.split(",") if name.strip()))
+    for name in asked:
+        if name not in REPORTERS:
+            fix = f"use a comma list of {', '.join(REPORTERS)}"
+            raise InputError("ABLATION_REPORT_TO", named, f"'{name}' is no reporter", fix)
+    return asked
 
 
 def _gpus() -> tuple[str, ...]:
@@ -142,9 +165,13 @@ def prefect_environment(**extra: str) -> dict[str, str]:
     return {**PREFECT_DEFAULTS, **os.environ, **extra}
 
 
-def child_environment(num_threads: int = 1) -> dict[str, str]:
-    """Return the whole environment of a trainer or evaluator."""
+def child_environment(num_threads: int = 1, report_to: Sequence[str] = ()) -> dict[str, str]:
+    """Return the whole environment of a trainer or evaluator; a reporter's own variables only where it is told."""
     kept = {k: v for k in CHILD_KEEPS if (v := os.environ.get(k)) is not None}
+    for reporter in report_to:
+        kept |= REPORTER_DEFAULTS.get(reporter, {})
+        prefix = f"{reporter.upper()}_"
+        kept |= {k: v for k, v in os.environ.items() if k.startswith(prefix) and k not in NEVER_KEPT}
     threads = str(num_threads)
     return kept | {
         "OMP_NUM_THREADS": threads,

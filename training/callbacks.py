@@ -24,9 +24,11 @@ from training.cell import MODELS
 from training.exports import export_checkpoint
 from training.folder import CellFile, RunFolder
 from training.processes import Processes
+from training.signs import Sign, find_signs
 
 if TYPE_CHECKING:
     from training.trainer import CellTrainer
+    from training.watching import Watchers
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +49,24 @@ def jsonable(value: float | None) -> float | str | None:
 
 
 class StepLog(TrainerCallback):
-    """Appends a line a step to steps.jsonl, and keeps progress.json fresh for whoever watches."""
+    """Appends a line a step to steps.jsonl, and tells whoever watches: progress.json, the program's log, reporters."""
 
     def __init__(self, folder: RunFolder, steps: int) -> None:
         self.folder, self.steps = folder, steps
         self.trainer: CellTrainer | None = None
+        self.watchers: Watchers | None = None
         self.started, self.first_step = time.monotonic(), 0
+        self.rows: list[dict[str, Any]] = []
+        self.signs: set[str] = set()
+        """Names of those told."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop what later steps left, for they will be taken again."""
         assert self.trainer is not None
         self.trainer.processes.on_main(lambda: rewind(self.folder, state.global_step))
         self.started, self.first_step = time.monotonic(), state.global_step
+        self.rows = read_jsonl(self.folder.steps_jsonl)
+        self.signs = {s.name for s in self._find_signs()}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the step's line.
@@ -69,43 +77,59 @@ class StepLog(TrainerCallback):
         """
         if logs and "grad_norm" in logs:
             grad_norm = float(logs["grad_norm"])
-            self.write(state.global_step, grad_norm)
+            self.write(state.global_step, grad_norm, logs)
             if not math.isfinite(grad_norm):
                 raise Diverged(state.global_step, "gradient norm")
 
-    def write(self, step: int, grad_norm: float) -> None:
-        """Append one line and report progress; of a step that broke off in sampling every number is NaN."""
-        assert self.trainer is not None
-        self.trainer.processes.on_main(lambda: self._write(step, grad_norm))
+    def write(self, step: int, grad_norm: float, logs: dict[str, Any] | None = None) -> None:
+        """Append one line and tell it; of a step that broke off in sampling every number is NaN.
 
-    def _write(self, step: int, grad_norm: float) -> None:
+        Args:
+            step: the step, from 1.
+            grad_norm: of the whole gradient, before clipping.
+            logs: what TRL has to say of the step, for the reporters.
+        """
+        assert self.trainer is not None
+        self.trainer.processes.on_main(lambda: self._write(self._line(step, grad_norm), logs or {}))
+
+    def _write(self, line: dict[str, Any], logs: dict[str, Any]) -> None:
+        with self.folder.steps_jsonl.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(line, allow_nan=False) + "\n")
+        self.rows.append(line)
+        self._tell_progress(line)
+        for sign in self._find_signs():
+            if sign.name not in self.signs:
+                self.signs.add(sign.name)
+                logger.warning("sign: %s from step %d (%s)", sign.name, sign.onset_step, sign.detail)
+        if self.watchers is not None:
+            self.watchers.tell(line, logs)
+
+    def _line(self, step: int, grad_norm: float) -> dict[str, Any]:
         assert self.trainer is not None
         row = self.trainer.row
         replay = row.get("replay")
         line: dict[str, Any] = {"global_step": step}
         line |= {k: jsonable(row.get(k, math.nan)) for k in ("reward", "loss")}
         line |= {"grad_norm": jsonable(grad_norm)}
-        line |= {k: jsonable(row.get(k, math.nan)) for k in ("entropy", "mean_tokens", "truncated_fraction")}
-        line |= {
+        of_rollouts = ("entropy", "mean_tokens", "truncated_fraction", "varied_groups")
+        line |= {k: jsonable(row.get(k, math.nan)) for k in of_rollouts}
+        return line | {
             "replay": replay and {k: jsonable(v) for k, v in replay.items()},
             "seconds": round(time.monotonic() - row["started"], 3),
         }
-        with self.folder.steps_jsonl.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def _tell_progress(self, line: dict[str, Any]) -> None:
+        step, reward, grad_norm = line["global_step"], line["reward"], line["grad_norm"]
         pace = (time.monotonic() - self.started) / max(1, step - self.first_step)
         left = pace * (self.steps - step)
-        write_json(
-            self.folder.root / "progress.json",
-            {"step": step, "steps": self.steps, "reward": line["reward"], "seconds_left": round(left, 1)},
-        )
-        logger.info(
-            "step %d of %d: reward %.3f, grad norm %.3g, %.0f s left",
-            step,
-            self.steps,
-            row.get("reward", math.nan),
-            grad_norm,
-            left,
-        )
+        said = {"step": step, "steps": self.steps, "reward": reward, "grad_norm": grad_norm}
+        write_json(self.folder.root / "progress.json", said | {"seconds_left": round(left, 1)})
+        figures = (step, self.steps, float(reward), float(grad_norm), left)
+        logger.info("step %d of %d: reward %.3f, grad norm %.3g, %.0f s left", *figures)
+
+    def _find_signs(self) -> tuple[Sign, ...]:
+        assert self.trainer is not None
+        return find_signs(self.rows, self.trainer.cell.grpo.max_new_tokens)
 
 
 def rewind(folder: RunFolder, step: int) -> None:

@@ -68,7 +68,7 @@ def grpo_config(cell: Cell, runtime: Runtime, scratch: Path, longest_prompt: int
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="no",
-        report_to="none",
+        report_to=list(runtime.report_to) or "none",
         disable_tqdm=True,
         dataloader_num_workers=0,
         dataloader_pin_memory=cuda,

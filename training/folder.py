@@ -13,6 +13,8 @@ from evaluation.manifests import MANIFEST, Revisions
 from evaluation.prompts import PromptSpec
 from evaluation.records import Record
 from training.cell import Cell, Grpo, Identity
+from training.reporters import Reporter
+from training.signs import Sign
 
 
 class CellFile(Record):
@@ -61,6 +63,10 @@ class Runtime(Record):
     resume_every: int | None = Field(default=None, ge=1)
     """Steps between resume states beside those at checkpoints; None saves at checkpoints only."""
     keep_resume: int = Field(default=2, ge=1)
+    report_to: tuple[Reporter, ...] = ()
+    """Who is told every step's figures, beside the logs."""
+    experiment: str = ""
+    """Groups the cells there."""
 
     def share(self, grpo: Grpo) -> int:
         """Return how many of a step's rollouts each process takes: whole groups, the same for all.
@@ -112,6 +118,11 @@ class RunFolder:
         return self.logs / "result.json"
 
     @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files: for watching, never stored."""
+        return self.root / "tensorboard"
+
+    @property
     def rollouts(self) -> Path:
         """One parquet a step."""
         return self.root / "rollouts"
@@ -154,6 +165,8 @@ class Result(Record):
     last_step: int
     onset_step: int | None
     """First step with a non-finite number, when diverged."""
+    signs: tuple[Sign, ...] = ()
+    """What else went wrong, each with its step of onset; results written before there were signs have none."""
 
 
 Json = dict[str, Any]

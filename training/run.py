@@ -9,16 +9,19 @@ import logging
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from evaluation.errors import InputError, MachineError
-from evaluation.files import write_json
+from evaluation.files import read_jsonl, write_json
 from evaluation.manifests import damaged, is_complete, read_manifest, write_manifest
 from evaluation.problems import read_problems
 from evaluation.program import read_record, run_program
 from evaluation.prompts import check
+from training.cell import Cell
 from training.folder import CellFile, Result, RunFolder, Runtime
 from training.processes import Processes, join
+from training.reporters import refuse_absent
+from training.signs import find_signs
 
 logger = logging.getLogger("training")
 
@@ -66,6 +69,7 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
         raise InputError("problems_path", runtime.problems_path, "no such file", "run the split first")
     if Path(runtime.model_path).is_absolute() and not Path(runtime.model_path).is_dir():
         raise InputError("model_path", runtime.model_path, "no such folder", "name a model folder or a hub repository")
+    refuse_absent(runtime.report_to)
     cuda = runtime.device.startswith("cuda")
     if cell_file.cell.grpo.compute_dtype == "bfloat16" and not cuda:
         raise MachineError("device", runtime.device, "bfloat16 cells are trained on a GPU", "set device to cuda")
@@ -109,7 +113,7 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
 
             processes.on_main(lambda: make_checkpoint(folder, cell_file, model, tokenizer, step))
         if step >= cell.steps:
-            _end(folder, processes, Result(end="finished", last_step=cell.steps, onset_step=None))
+            _end(folder, processes, cell, "finished", cell.steps)
             return
     problems = read_problems(Path(runtime.problems_path))
     if len(problems) < cell.grpo.prompts_per_step:
@@ -189,6 +193,7 @@ def _steps(
     from evaluation.generation import NonFiniteLogits
     from training.callbacks import Diverged, Guard, StepLog
     from training.trainer import CellTrainer
+    from training.watching import Watchers
 
     cell = cell_file.cell
     log, guard = StepLog(folder, cell.steps), Guard(cell.checkpoints, runtime.resume_every)
@@ -207,33 +212,48 @@ def _steps(
     if resume is not None:
         trainer.restore(resume)
     guard.install()
-    try:
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    except Diverged as diverged:
-        if diverged.step > trainer.state.global_step:  # broken off before Trainer logged it
-            log.write(diverged.step, math.nan)
-        _end_diverged(folder, trainer.processes, diverged.step, diverged.what)
-        return
-    except NonFiniteLogits:
-        log.write(trainer.step_number, math.nan)
-        _end_diverged(folder, trainer.processes, trainer.step_number, "logit")
-        return
-    finally:
-        trainer.rewards.close()
-    if guard.stopped and trainer.state.global_step < cell.steps:
-        raise guard.stop(trainer.state.global_step)
-    if trainer.state.global_step != cell.steps:
-        raise RuntimeError(f"trained {trainer.state.global_step} of {cell.steps} steps")
-    _end(folder, trainer.processes, Result(end="finished", last_step=cell.steps, onset_step=None))
+    with Watchers(trainer) as log.watchers:
+        try:
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        except Diverged as diverged:
+            if diverged.step > trainer.state.global_step:  # broken off before Trainer logged it
+                log.write(diverged.step, math.nan)
+            _end_diverged(folder, trainer.processes, cell, diverged.step, diverged.what)
+            return
+        except NonFiniteLogits:
+            log.write(trainer.step_number, math.nan)
+            _end_diverged(folder, trainer.processes, cell, trainer.step_number, "logit")
+            return
+        finally:
+            trainer.rewards.close()
+        if guard.stopped and trainer.state.global_step < cell.steps:
+            raise guard.stop(trainer.state.global_step)
+        if trainer.state.global_step != cell.steps:
+            raise RuntimeError(f"trained {trainer.state.global_step} of {cell.steps} steps")
+        _end(folder, trainer.processes, cell, "finished", cell.steps)  # the reporters' end may take its time
 
 
-def _end_diverged(folder: RunFolder, processes: Processes, step: int, what: str) -> None:
+def _end_diverged(folder: RunFolder, processes: Processes, cell: Cell, step: int, what: str) -> None:
     logger.warning("diverged: a %s is not finite at step %d", what, step)
-    _end(folder, processes, Result(end="diverged", last_step=step, onset_step=step))
+    _end(folder, processes, cell, "diverged", step, onset_step=step)
 
 
-def _end(folder: RunFolder, processes: Processes, result: Result) -> None:
-    processes.on_main(lambda: write_json(folder.result_json, result))
+def _end(
+    folder: RunFolder,
+    processes: Processes,
+    cell: Cell,
+    end: Literal["finished", "diverged"],
+    last_step: int,
+    onset_step: int | None = None,
+) -> None:
+    """Write how the cell ended, with every sign in its log."""
+
+    def write() -> None:
+        rows = read_jsonl(folder.steps_jsonl) if folder.steps_jsonl.is_file() else []
+        signs = find_signs(rows, cell.grpo.max_new_tokens)
+        write_json(folder.result_json, Result(end=end, last_step=last_step, onset_step=onset_step, signs=signs))
+
+    processes.on_main(write)
 
 
 def close(folder: RunFolder, cell_file: CellFile) -> None:

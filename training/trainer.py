@@ -39,6 +39,7 @@ from training.processes import agreed
 from training.replay import Draw, ReplayBuffer
 from training.reward import RewardStream
 from training.rollouts import Rollout, draw_step, write_rollouts
+from training.signs import varied_groups
 
 
 def stream_seed(seed: int, step: int, stream: str) -> int:
@@ -166,6 +167,7 @@ class CellTrainer(GRPOTrainer):
             "entropy": sum(entropies) / tokens,
             "mean_tokens": tokens / count,
             "truncated_fraction": sum(r.finish_reason == "length" for r in self.step_rollouts) / count,
+            "varied_groups": varied_groups([r.reward for r in self.step_rollouts], group),
             "loss": 0.0,
             "replay": None,
         }

@@ -70,7 +70,15 @@ def given() -> ReportInput:
         evidence("nobuf", 3e-4, {10: 4, 20: 1}),
         evidence("hardcd_lam0p1", 3e-4, {10: 3}, end=None, rewards=(0.5,) * 12),
         evidence("nobuf", 1e-3, {}, end="diverged", onset_step=4, rewards=(0.5, 0.4, 0.2, math.nan)),
-        evidence("hardcd_lam0p1", 1e-3, {10: 4}, end="diverged", onset_step=15, rewards=(0.5,) * 14 + (math.nan,)),
+        evidence(
+            "hardcd_lam0p1",
+            1e-3,
+            {10: 4},
+            end="diverged",
+            onset_step=15,
+            rewards=(0.5,) * 14 + (math.nan,),
+            signs=("constant reward: every reward is 0, from step 4 to step 14",),
+        ),
     )
     return ReportInput(
         experiment="tiny",
@@ -186,6 +194,16 @@ def test_the_report_answers_first_and_lists_every_hole(folder: Path) -> None:
     assert "## Forgetting on mbpp_plus" in text and "McNemar" in text
     rates = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| m_") and line.count("|") == 7]
     assert rates[:6] == ["1e-6", "1e-6", "3e-4", "3e-4", "1e-3", "1e-3"]
+
+
+def test_the_signs_of_the_logs_stand_beside_the_classes_and_change_none(given: ReportInput, tmp_path: Path) -> None:
+    finding = write_report(tmp_path / "with", given)
+    text = (tmp_path / "with" / "report.md").read_text()
+    line = "- m_hardcd_lam0p1_lr0.001: constant reward: every reward is 0, from step 4 to step 14"
+    assert line in text[text.index("## Runs") : text.index("## The arms compared")]
+    without = replace(given, runs=tuple(replace(r, signs=()) for r in given.runs))
+    assert write_report(tmp_path / "without", without) == finding
+    assert "Signs in the training logs" not in (tmp_path / "without" / "report.md").read_text()
 
 
 def test_the_same_input_gives_the_same_bytes(folder: Path, given: ReportInput, tmp_path: Path) -> None:

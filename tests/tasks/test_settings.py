@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from evaluation.errors import InputError
-from tasks.settings import prefect_environment, prepare_prefect, settings
+from tasks.settings import child_environment, prefect_environment, prepare_prefect, settings
 
 
 def test_defaults(monkeypatch):
@@ -49,6 +49,50 @@ def host(tmp_path, monkeypatch):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        (None, ()),
+        ("", ()),
+        (" , ", ()),
+        ("wandb", ("wandb",)),
+        (" tensorboard ,wandb, trackio,wandb", ("tensorboard", "wandb", "trackio")),
+    ],
+)
+def test_reporters_are_named_in_a_list(monkeypatch, named, found):
+    if named is None:
+        monkeypatch.delenv("ABLATION_REPORT_TO", raising=False)
+    else:
+        monkeypatch.setenv("ABLATION_REPORT_TO", named)
+    assert settings().report_to == found
+
+
+def test_an_unknown_reporter_is_refused_with_those_there_are(monkeypatch):
+    monkeypatch.setenv("ABLATION_REPORT_TO", "wandb,mlflow")
+    words = "ABLATION_REPORT_TO=wandb,mlflow: 'mlflow' is no reporter; use a comma list of tensorboard, wandb, trackio"
+    with pytest.raises(InputError) as refused:
+        settings()
+    assert str(refused.value) == words
+
+
+def test_a_reporters_own_variables_reach_a_child_only_where_it_is_chosen(monkeypatch):
+    for name in ("WANDB_PROJECT", "WANDB_MODE", "WANDB_FINISH_TIMEOUT", "TENSORBOARD_LOGGING_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (("WANDB_API_KEY", "k"), ("TRACKIO_DIR", "d"), ("WANDB_LOG_MODEL", "end")):
+        monkeypatch.setenv(name, value)
+    assert not [k for k in child_environment(1) if k.startswith(("WANDB_", "TRACKIO_"))]
+    assert not [k for k in child_environment(1, ["tensorboard"]) if k.startswith(("WANDB_", "TRACKIO_"))]
+    told = child_environment(1, ["wandb"])
+    assert {k: v for k, v in told.items() if k.startswith(("WANDB_", "TRACKIO_"))} == {
+        "WANDB_API_KEY": "k",
+        "WANDB_PROJECT": "rl-ablation",
+        "WANDB_FINISH_TIMEOUT": "60",
+    }
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    both = child_environment(1, ["wandb", "trackio"])
+    assert (both["WANDB_PROJECT"], both["TRACKIO_DIR"]) == ("mine", "d")
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,29 @@
 """What the tasks do to folders and the store: publish, take up, refuse, audit; each without a server."""
 
+import importlib.util
 import json
 import threading
 from pathlib import Path
 
 import pytest
 
+from evaluation.curves import RunEvidence
 from evaluation.errors import IncompleteError, InputError, MachineError, Stopped
 from evaluation.files import whole_folder, write_json
 from evaluation.manifests import is_complete, write_manifest
 from evaluation.problems import write_problems
 from evaluation.problems.toy import generate
+from evaluation.report import ReportInput, make_finding
 from flows.experiments import EXPERIMENTS
 from tasks import launch
 from tasks.cells import command, fetch_resume, runtime_of, write_folder
 from tasks.checkpoints import publish, publish_open_files, seal
 from tasks.data import audit_work, check_machine
 from tasks.models import locate_model, prompt_of
+from tasks.progress import Board, Progress
 from tasks.scores import EvaluationChild, model_of, score
 from tasks.settings import Settings
+from tasks.wandb_results import entries_of, tell_wandb
 from training.cell import MODELS
 from training.folder import CellFile, Result
 
@@ -217,6 +222,62 @@ def test_a_gpu_is_asked_for_before_anything_is_spent(make_work):
     assert caught.value.exit_code == 3
     check_machine(full, full.cells(), work.store, Settings(gpus=("0",)))
     check_machine(full, full.cells(), work.store, Settings(launcher="deployment"))
+
+
+def test_a_reporter_that_is_not_installed_is_refused_before_anything_is_spent(make_work):
+    work = make_work()
+    if importlib.util.find_spec("wandb") is not None:
+        pytest.skip("wandb is installed here")
+    here = Settings(report_to=("wandb",))
+    with pytest.raises(MachineError, match=r"report_to=wandb: the package is not installed; .*`watch`.*REPORT_TO"):
+        check_machine(work.experiment, work.cells, work.store, here)
+    check_machine(work.experiment, work.cells, work.store, here.replace(launcher="deployment"))  # the hosts look
+
+
+def test_reporters_are_handed_to_the_trainer_outside_its_identity(make_work, monkeypatch):
+    work = make_work()
+    before = work.identity(work.cells[0]).fingerprint
+    monkeypatch.setenv("ABLATION_REPORT_TO", "tensorboard,trackio")
+    runtime = runtime_of(work, work.cells[0])
+    assert (runtime.report_to, runtime.experiment) == (("tensorboard", "trackio"), "micro")
+    assert work.identity(work.cells[0]).fingerprint == before
+
+
+def test_wandb_that_is_not_chosen_or_not_there_costs_nothing(make_work, monkeypatch, caplog):
+    work = make_work()
+    cell = work.cells[0]
+    given = ReportInput(
+        experiment="micro", question="", registered_sha256="r", model="toy", protocols=work.experiment.protocols,
+        criterion=work.experiment.criterion, base={}, arm_labels={"nobuf": "x", "hardcd_lam0p1": "y"},
+        runs=tuple(
+            RunEvidence(
+                label=c.name, arm=c.arm, lr=c.lr, seed=0, steps=4, checkpoints=(2, 4),
+                end="finished" if c is cell else None,
+            )
+            for c in work.cells
+        ),
+    )  # fmt: skip
+    finding = make_finding(given)
+    monkeypatch.delenv("ABLATION_REPORT_TO", raising=False)
+    tell_wandb(work, given, finding)
+    assert not (work.runs / "wandb.json").exists()
+    assert [e["run"]["name"] for e in entries_of(work, given, finding)] == [cell.name]  # only what has ended
+    if importlib.util.find_spec("wandb") is None:
+        monkeypatch.setenv("ABLATION_REPORT_TO", "wandb")
+        tell_wandb(work, given, finding)
+        assert "pass@k and class were not told to W&B: report_to=wandb: the package is not installed" in caplog.text
+
+
+def test_what_a_trainer_says_is_shown_with_reward_gradient_norm_and_time_left(tmp_path, capsys):
+    write_json(tmp_path / "p.json", {"step": 3, "steps": 9, "reward": 0.25, "grad_norm": 0.1234, "seconds_left": 61.2})
+    board = Board()
+    board.terminal = False
+    board.show("toy_toy_nobuf_lr3e4", tmp_path / "p.json")
+    assert "toy_toy_nobuf_lr3e4: step 3 of 9, reward 0.250, grad norm 0.123, 61 s left" in capsys.readouterr().err
+    assert Progress(step=1, steps=2, reward="NaN", grad_norm="Infinity", seconds_left=0).text == (
+        "reward NaN, grad norm Infinity, 0 s left"
+    )
+    assert Progress(step=1, steps=2, reward=0.5, seconds_left=0).grad_norm is None  # written by an older trainer
 
 
 def test_an_evaluation_that_cannot_start_fails_its_scores_in_its_own_words(make_work):

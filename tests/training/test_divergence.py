@@ -1,7 +1,9 @@
 """Divergence and collapse are results: exit 0, the onset recorded, the log strict JSON to the last line."""
 
 import json
+import logging
 import math
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -17,9 +19,11 @@ from training.callbacks import jsonable
 from training.cell import Grpo
 from training.folder import RunFolder
 from training.run import main
+from training.signs import WINDOW
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Grpo(prompts_per_step=4, rollouts_per_prompt=4, max_new_tokens=48, compute_dtype="float32")
+DIVERGED = {"schema": "result/1", "end": "diverged"}
 Make = Callable[..., RunFolder]
 
 
@@ -74,7 +78,8 @@ def test_a_model_that_is_not_finite_diverges_at_its_first_step(make_run: Make, t
     model = changed_model(tmp_path / "model", poison(value))
     folder = make_run(tmp_path / "run", runtime={"model_path": str(model)})
     assert main([str(folder.root)]) == 0
-    assert result(folder) == {"schema": "result/1", "end": "diverged", "last_step": 1, "onset_step": 1}
+    empty = {"name": "empty_reward", "onset_step": 1, "detail": "no rollout was judged, from step 1 to the last"}
+    assert result(folder) == {**DIVERGED, "last_step": 1, "onset_step": 1, "signs": [empty]}
     assert folder.checkpoints() == folder.resumes() == []
     assert is_complete(folder.logs)
     assert main([str(folder.root)]) == 0  # and stays ended
@@ -97,7 +102,7 @@ def test_weights_that_overflow_end_the_run_and_keep_the_figures_of_their_step(ma
     """AdamW multiplies the weights by 1 - rate x decay: past the range of float32 in one step."""
     folder = make_run(tmp_path / "run", grpo=TINY.replace(weight_decay=1e39), lr=0.9)
     assert main([str(folder.root)]) == 0
-    assert result(folder) == {"schema": "result/1", "end": "diverged", "last_step": 1, "onset_step": 1}
+    assert result(folder) == {**DIVERGED, "last_step": 1, "onset_step": 1, "signs": []}
     (row,) = rows(folder)
     assert row["global_step"] == 1
     assert 0 <= row["reward"] <= 1
@@ -109,9 +114,10 @@ def test_a_divergence_in_the_middle_keeps_what_was_before_it(make_run: Make, tmp
     """The weights grow ten-millionfold a step: usable at the checkpoint of step 2, not at 3 or 4 (rounding chooses)."""
     folder = make_run(tmp_path / "run", arm="hardcd_lam0p1", grpo=TINY.replace(weight_decay=1e7), lr=0.9)
     assert main([str(folder.root)]) == 0
-    onset = result(folder)["onset_step"]
+    found = result(folder)
+    onset = found["onset_step"]
     assert onset in (3, 4)
-    assert result(folder) == {"schema": "result/1", "end": "diverged", "last_step": onset, "onset_step": onset}
+    assert found == {**DIVERGED, "last_step": onset, "onset_step": onset, "signs": found["signs"]}
     assert folder.checkpoints() == folder.resumes() == [2]
     logged = rows(folder)
     assert [r["global_step"] for r in logged] == list(range(1, onset + 1))
@@ -122,15 +128,28 @@ def test_a_divergence_in_the_middle_keeps_what_was_before_it(make_run: Make, tmp
     assert is_complete(folder.rollouts)
 
 
-def test_a_collapsed_run_trains_on_to_its_end(make_run: Make, tmp_path: Path) -> None:
+def test_a_collapsed_run_trains_on_to_its_end_and_says_since_when(
+    make_run: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Every reward is 0: no advantage, no replay, and still every step, checkpoint and line."""
     model = changed_model(tmp_path / "model", mute)
-    folder = make_run(tmp_path / "run", arm="hardcd_lam0p1", steps=3, stride=2, runtime={"model_path": str(model)})
-    assert main([str(folder.root)]) == 0
-    assert result(folder)["end"] == "finished"
-    assert folder.checkpoints() == [2, 3]
+    changes = {"steps": 7, "stride": 4, "runtime": {"model_path": str(model)}}
+    folder = make_run(tmp_path / "run", arm="hardcd_lam0p1", **changes)
+    with caplog.at_level(logging.INFO):
+        assert main([str(folder.root)]) == 0
+    found = result(folder)
+    assert (found["end"], found["onset_step"]) == ("finished", None)
+    flat = {"name": "constant_reward", "onset_step": 1, "detail": "every reward is 0, from step 1 to the last"}
+    assert flat in found["signs"]
+    told = [r.getMessage() for r in caplog.records if r.name.startswith("training")]
+    (said,) = [i for i, line in enumerate(told) if line.startswith("sign: constant_reward from step 1 (")]
+    steps = [i for i, line in enumerate(told) if line.startswith("step ")]
+    assert steps[WINDOW - 1] < said < steps[WINDOW]  # at once, and only once
+    assert re.fullmatch(r"step 5 of 7: reward 0\.000, grad norm 0, \d+ s left", told[steps[4]])
+    assert folder.checkpoints() == [4, 7]
     logged = rows(folder)
-    assert [(r["reward"], r["loss"], r["replay"]["drawn"]) for r in logged] == [(0.0, 0.0, 0)] * 3
+    assert [(r["reward"], r["loss"], r["replay"]["drawn"]) for r in logged] == [(0.0, 0.0, 0)] * 7
+    assert all(r["varied_groups"] == 0 for r in logged)
     assert all(r["truncated_fraction"] > 0.5 for r in logged)
     assert all(r["entropy"] == pytest.approx(math.log(661), rel=1e-3) for r in logged)
 

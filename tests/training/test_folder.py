@@ -1,6 +1,7 @@
 """Run directories: paths, and which of their folders count."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -67,8 +68,11 @@ def test_runtime_is_no_part_of_the_identity() -> None:
     assert Runtime(model_path="/m", problems_path="/p").replace(num_threads=8).num_threads == 8
 
 
-@pytest.mark.parametrize("change", [{"num_threads": 0}, {"micro_batch": 0}, {"keep_resume": 0}, {"resume_every": 0}])
-def test_impossible_runtimes_are_refused(change: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [{"num_threads": 0}, {"micro_batch": 0}, {"keep_resume": 0}, {"resume_every": 0}, {"report_to": ("mlflow",)}],
+)
+def test_impossible_runtimes_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Runtime(model_path="/m", problems_path="/p").replace(**change)
 
@@ -80,6 +84,11 @@ def test_results_read_back(tmp_path: Path, end: str) -> None:
     text = (tmp_path / "result.json").read_text()
     assert '"schema": "result/1"' in text
     assert Result.model_validate_json(text) == result
+
+
+def test_results_from_before_there_were_signs_read_back() -> None:
+    old = '{"schema": "result/1", "end": "finished", "last_step": 4, "onset_step": null}'
+    assert Result.model_validate_json(old).signs == ()
 
 
 def test_another_ending_is_refused() -> None:

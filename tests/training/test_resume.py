@@ -147,6 +147,7 @@ def test_the_run_to_compare_with_is_whole_and_not_trivial(uninterrupted: RunFold
         "end": "finished",
         "last_step": 6,
         "onset_step": None,
+        "signs": [],
     }
     tables = list(rollouts(uninterrupted).values())
     pairs = zip(tables[::2], tables[1::2], strict=True)
