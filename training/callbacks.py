@@ -25,6 +25,7 @@ from training.exports import export_checkpoint
 from training.folder import CellFile, RunFolder
 from training.processes import Processes
 from training.signs import Sign, find_signs
+from training.throughput import gpu_figures
 
 if TYPE_CHECKING:
     from training.trainer import CellTrainer
@@ -113,10 +114,11 @@ class StepLog(TrainerCallback):
         line |= {"grad_norm": jsonable(grad_norm)}
         of_rollouts = ("entropy", "mean_tokens", "truncated_fraction", "varied_groups")
         line |= {k: jsonable(row.get(k, math.nan)) for k in of_rollouts}
-        return line | {
-            "replay": replay and {k: jsonable(v) for k, v in replay.items()},
-            "seconds": round(time.monotonic() - row["started"], 3),
-        }
+        seconds = time.monotonic() - row["started"]
+        line |= {"replay": replay and {k: jsonable(v) for k, v in replay.items()}, "seconds": round(seconds, 3)}
+        if self.trainer.accelerator.device.type == "cuda":
+            line["gpu"] = gpu_figures(self.trainer, seconds)
+        return line
 
     def _tell_progress(self, line: dict[str, Any]) -> None:
         step, reward, grad_norm = line["global_step"], line["reward"], line["grad_norm"]

@@ -34,9 +34,9 @@ from training.buckets import arrange, filled_up
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
 from training.lora import sync_out_of_place
-from training.objectives import collate, mean_token_nll
+from training.objectives import GradientPart, collate, mean_token_nll
 from training.processes import agreed
-from training.replay import Draw, ReplayBuffer
+from training.replay import Draw, ReplayBuffer, Stocked
 from training.reward import RewardStream
 from training.rollouts import Rollout, draw_step, write_rollouts
 from training.signs import varied_groups
@@ -87,6 +87,7 @@ class CellTrainer(GRPOTrainer):
         self.first_epoch = 0
         self.row: dict[str, Any] = {}
         self.step_rollouts: list[Rollout] = []
+        self.replayed: tuple[Stocked, ...] = ()
         self.outcomes: list[Outcome] = []
         self.completions: list[Any] = []
         template = tokenizer.apply_chat_template if spec.rendering == "chat" else None
@@ -196,23 +197,28 @@ class CellTrainer(GRPOTrainer):
         if self.accelerator.sync_gradients:
             self.row["loss"] = self.processes.mean(self.row["loss"])  # as DDP averages the gradients
         if self.accelerator.sync_gradients and self.buffer is not None:
-            draw = self.buffer.draw(self.step_number)
-            nll = self._replay_backward(model, draw)
-            self.row["replay"] = draw.figures | {"nll": nll}
-            if nll is not None:
-                assert self.term is not None
-                self.row["loss"] += self.term.weight * nll
+            self._replay(model, self.buffer.draw(self.step_number))
             self._restock()
         return loss
 
-    def _replay_backward(self, model: Any, draw: Draw) -> float | None:
+    def _replay(self, model: Any, draw: Draw) -> None:
+        """Add the drawn rollouts' gradient to the step's, and how the two compare to its figures."""
+        assert self.term is not None
+        nll = ratio = cosine = None
+        self.replayed = draw.rollouts
+        if draw.rollouts:
+            grpo = GradientPart(model.parameters())
+            nll = self._replay_backward(model, draw)
+            ratio, cosine = grpo.join()
+            self.row["loss"] += self.term.weight * nll
+        self.row["replay"] = draw.figures | {"nll": nll, "grad_norm_ratio": ratio, "grad_cosine": cosine}
+
+    def _replay_backward(self, model: Any, draw: Draw) -> float:
         """Add lambda x mean-token NLL of the drawn completions to the gradient; return the NLL.
 
         The mean is over the tokens of all of them, whichever process takes them. DDP averages over the processes, so
         each multiplies by their number; what it has averaged before is the same everywhere and stays what it is.
         """
-        if not draw.rollouts:
-            return None
         assert self.term is not None
         total, nll = sum(len(r.token_ids) for r in draw.rollouts), 0.0
         by_length = sorted(draw.rollouts, key=lambda r: len(r.prompt_ids) + len(r.token_ids))

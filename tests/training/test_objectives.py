@@ -1,5 +1,6 @@
 """The replay term against an unpadded cross entropy, sequence by sequence, gradients included."""
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from training.objectives import collate, mean_token_nll
+from training.objectives import GradientPart, collate, mean_token_nll
 
 Pairs = list[tuple[list[int], list[int]]]
 PAD, VOCAB = 0, 50
@@ -115,3 +116,34 @@ def test_an_end_token_that_is_also_the_padding_token_is_learnt() -> None:
     """Small base models pad with their end token; masks come from lengths, never from ids."""
     batch = collate([([1], [2, 9]), ([1], [3, 4, 9])], 9, CPU)
     assert batch.completion_mask_BT.tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "ratio", "cosine"),
+    [
+        ([3.0, 4.0], [6.0, 8.0], 2.0, 1.0),
+        ([1.0, 0.0], [0.0, -0.5], 0.5, 0.0),
+        ([1.0, 1.0], [-1.0, -1.0], 1.0, -1.0),
+        ([0.0, 0.0], [1.0, 0.0], math.inf, None),
+        (None, [1.0, 0.0], math.inf, None),
+        ([1.0, 0.0], None, 0.0, None),
+    ],
+)
+def test_two_gradients_are_compared_and_added(
+    old: list[float] | None, new: list[float] | None, ratio: float, cosine: float | None
+) -> None:
+    """One parameter holds the first number, another the second, a third never has any."""
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
+
+    def give(numbers: list[float] | None) -> None:
+        for p, x in zip(parameters, numbers or (), strict=False):
+            p.grad = torch.tensor([x])
+
+    give(old)
+    part = GradientPart(parameters)
+    assert all(p.grad is None for p in parameters)
+    give(new)
+    assert part.join() == (pytest.approx(ratio), cosine if cosine is None else pytest.approx(cosine))
+    total = [a + b for a, b in zip(old or [0, 0], new or [0, 0], strict=True)]
+    assert [p.grad.item() for p in parameters[:2] if p.grad is not None] == total
+    assert parameters[2].grad is None

@@ -204,10 +204,14 @@ def test_a_step_adds_lambda_times_the_replay_gradient(build: Callable[..., CellT
     trainer.model.zero_grad()
     nll = reference_nll(trainer.model, [(s.prompt_ids, s.token_ids) for s in drawn])
     nll.backward()
-    expected = alone + 0.1 * gradients(trainer)
+    replayed = 0.1 * gradients(trainer)
+    expected = alone + replayed
     assert (found - expected).norm() <= 2e-6 * expected.norm()
     assert (found - alone).norm() > 1e-2 * alone.norm()
     assert row["replay"]["nll"] == pytest.approx(nll.item(), rel=1e-5)
+    assert row["replay"]["grad_norm_ratio"] == pytest.approx((replayed.norm() / alone.norm()).item(), rel=1e-4)
+    cosine = torch.nn.functional.cosine_similarity(replayed, alone, dim=0).item()
+    assert row["replay"]["grad_cosine"] == pytest.approx(cosine, abs=1e-5)
     assert row["loss"] == pytest.approx(grpo.item() + 0.1 * nll.item(), rel=1e-5)
 
 
@@ -224,6 +228,8 @@ def test_a_steps_own_rollouts_enter_the_buffer_after_its_draw(build: Callable[..
         "mean_age": None,
         "mean_uses": None,
         "nll": None,
+        "grad_norm_ratio": None,
+        "grad_cosine": None,
     }
     won = {(r.problem_id, r.completion) for r in trainer.step_rollouts if r.reward == 1}
     assert won
