@@ -101,6 +101,7 @@ def runtime_of(work: Work, cell: Cell) -> Runtime:
         sampler="vllm" if gpu and importlib.util.find_spec("vllm") else "transformers",
         caged=here.caged,
         resume_every=None if small else 10 if gpu else 1,
+        end_by=here.end_by,
         report_to=here.report_to,
         experiment=work.experiment.name,
     )

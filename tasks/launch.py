@@ -111,6 +111,8 @@ def run_to_end(
         if code == 0:
             return
         line = error_line(log, start)
+        if code == STOPPED and line and line.startswith("end_by="):
+            raise Stopped(line)
         if code in (1, 2, 3):
             raise _as_error(code, line or f"child={code}: failed; read {log}")
         logger.warning("%s ended with %d (attempt %d of %d); read %s", argv[-1], code, attempt, ATTEMPTS, log)

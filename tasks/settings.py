@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -53,6 +54,8 @@ CHILD_KEEPS = (
 )
 """What a trainer or evaluator gets of our environment: no storage or server credentials. A program gets nothing."""
 
+STARTED = time.time()
+"""When this process began, near enough."""
 MAX_GPUS = 64
 """More are in no one host."""
 REPORTER_DEFAULTS = {"wandb": {"WANDB_PROJECT": PROJECT, "WANDB_FINISH_TIMEOUT": "60"}}
@@ -78,6 +81,8 @@ class Settings(Record):
     """Lock files of this host's devices, the same for every run of this user."""
     caged: bool = True
     """False only where ABLATION_UNCAGED=1 insists that programs run without the cage."""
+    end_by: float | None = None
+    """Unix time by which cells have saved and ended: this process's start plus `ABLATION_WALL_TIME_S`."""
     report_to: tuple[Reporter, ...] = ()
     """Who else is told every step's figures (`ABLATION_REPORT_TO`)."""
     home: str = ""
@@ -88,8 +93,8 @@ def settings() -> Settings:
     """Read the environment.
 
     Raises:
-        InputError: ABLATION_LAUNCHER, ABLATION_UNCAGED, ABLATION_GPUS_PER_CELL or ABLATION_REPORT_TO has a value that
-            it cannot have.
+        InputError: ABLATION_LAUNCHER, ABLATION_UNCAGED, ABLATION_GPUS_PER_CELL, ABLATION_WALL_TIME_S or
+            ABLATION_REPORT_TO has a value that it cannot have.
     """
     launcher = os.environ.get("ABLATION_LAUNCHER", "process")
     if launcher not in {"process", "deployment"}:
@@ -103,6 +108,7 @@ def settings() -> Settings:
             "cores": len(os.sched_getaffinity(0)),
             "locks": Path(tempfile.gettempdir()) / f"ablation-gpus-{os.getuid()}",
             "caged": _caged(),
+            "end_by": _end_by(),
             "report_to": _report_to(),
             "home": os.environ.get("ABLATION_HOME", ""),
         }
@@ -124,6 +130,15 @@ def _gpus_per_cell(here: int) -> int:
         reason = f"this host has {here}" if here else f"not a number from 1 to {most}"
         raise InputError("ABLATION_GPUS_PER_CELL", asked, reason, f"use 1 to {most}")
     return int(asked)
+
+
+def _end_by() -> float | None:
+    asked = os.environ.get("ABLATION_WALL_TIME_S", "")
+    if not asked:
+        return None
+    if not (asked.isascii() and asked.isdecimal() and int(asked) > 0):
+        raise InputError("ABLATION_WALL_TIME_S", asked, "not a whole number of seconds above 0", "use e.g. 14400")
+    return STARTED + int(asked)
 
 
 def _report_to() -> tuple[str, ...]:

@@ -8,22 +8,18 @@ import json
 import logging
 import math
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import TrainerCallback
 
-from evaluation.errors import Stopped
 from evaluation.files import PARTIAL, read_jsonl, write_json, write_jsonl
 from evaluation.manifests import is_complete, write_manifest
 from training.cell import MODELS
 from training.exports import export_checkpoint
 from training.folder import CellFile, RunFolder
-from training.processes import Processes
 from training.signs import Sign, find_signs
 from training.throughput import gpu_figures
 
@@ -155,91 +151,6 @@ def remove_partials(folder: RunFolder) -> None:
     for parent in (folder.root, folder.root / "resume", folder.logs, folder.rollouts):
         for path in parent.glob(f"*{PARTIAL}"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-class Guard(TrainerCallback):
-    """Stops the cell at the first non-finite number, and at SIGTERM after saving."""
-
-    def __init__(self, checkpoints: tuple[int, ...], resume_every: int | None) -> None:
-        self.checkpoints, self.resume_every = frozenset(checkpoints), resume_every
-        self.trainer: CellTrainer | None = None
-        self.processes = Processes()
-        self.stopped = False
-        self.saved_step = 0
-
-    def install(self) -> None:
-        """Take SIGTERM and Ctrl-C: the step in progress is finished and saved."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
-
-    def _on_signal(self, *_: object) -> None:
-        self.stopped = True
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note from where the run goes on."""
-        self.saved_step = state.global_step
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note what is saved."""
-        self.saved_step = state.global_step
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Do not begin a step that a signal has made pointless.
-
-        Raises:
-            Stopped: asked to stop, and nothing would be lost.
-        """
-        self.stopped = self.processes.any(self.stopped)
-        if self.stopped and state.global_step == self.saved_step:
-            raise self.stop(state.global_step)
-
-    def stop(self, step: int) -> Stopped:
-        """Return what to raise once `step` is saved."""
-        assert self.trainer is not None
-        return Stopped(
-            f"signal=TERM: stopped after step {step} of {self.trainer.cell.steps}; run the same command again"
-        )
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Look at loss and gradient before the weights change.
-
-        Raises:
-            Diverged: one of them is not finite.
-        """
-        assert self.trainer is not None
-        step = state.global_step + 1
-        if not math.isfinite(self.trainer.row["loss"]):
-            raise Diverged(step, "loss")
-        finite = all(bool(torch.isfinite(p.grad).all()) for p in model.parameters() if p.grad is not None)
-        if self.processes.any(not finite):
-            raise Diverged(step, "gradient")
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a save where one is due."""
-        step = state.global_step
-        self.stopped = self.processes.any(self.stopped)  # the signal may have come to one process only
-        due = step in self.checkpoints or (self.resume_every is not None and step % self.resume_every == 0)
-        control.should_save = due or self.stopped
-        control.should_training_stop = control.should_training_stop or self.stopped
-
-    def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        model: Any = None,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Look at the weights when the step's line is written and nothing is saved yet.
-
-        Raises:
-            Diverged: one is not finite.
-        """
-        if logs and "grad_norm" in logs:
-            finite = all(bool(torch.isfinite(p).all()) for p in model.parameters())
-            if self.processes.any(not finite):
-                raise Diverged(state.global_step, "weight")
 
 
 def save_resume(trainer: "CellTrainer", save_trainer_state: Callable[[], None]) -> None:

@@ -63,6 +63,8 @@ class Runtime(Record):
     resume_every: int | None = Field(default=None, ge=1)
     """Steps between resume states beside those at checkpoints; None saves at checkpoints only."""
     keep_resume: int = Field(default=2, ge=1)
+    end_by: float | None = None
+    """Unix time by which the cell has saved and ended, exit 75: the end of a batch system's allocation."""
     report_to: tuple[Reporter, ...] = ()
     """Who is told every step's figures, beside the logs."""
     experiment: str = ""

@@ -1,7 +1,8 @@
 """Train one cell: `python -m training.run FOLDER`, with cell.json (identity) and runtime.json (where and how) in it.
 
 Resumes from the newest whole resume state; a cell that has ended is left alone. Exit codes: 0 ended (finished or
-diverged), 1 the judge failed on a rollout, 2 the input is wrong, 3 the machine lacks something, 75 stopped by a signal.
+diverged), 1 the judge failed on a rollout, 2 the input is wrong, 3 the machine lacks something, 75 stopped by a signal
+or at the end of its time, with every whole step saved.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from evaluation.errors import InputError, MachineError
+from evaluation.errors import InputError, MachineError, Stopped
 from evaluation.files import read_jsonl, write_json
 from evaluation.manifests import damaged, is_complete, read_manifest, write_manifest
 from evaluation.problems import read_problems
@@ -191,12 +192,13 @@ def _steps(
 ) -> None:
     """Run the trainer; a divergence is a result, a signal is an exit."""
     from evaluation.generation import NonFiniteLogits
-    from training.callbacks import Diverged, Guard, StepLog
+    from training.callbacks import Diverged, StepLog
+    from training.guard import Guard
     from training.trainer import CellTrainer
     from training.watching import Watchers
 
     cell = cell_file.cell
-    log, guard = StepLog(folder, cell.steps), Guard(cell.checkpoints, runtime.resume_every)
+    log, guard = StepLog(folder, cell.steps), Guard(cell.checkpoints, runtime.resume_every, runtime.end_by)
     trainer = CellTrainer(
         cell_file=cell_file,
         runtime=runtime,
@@ -208,7 +210,7 @@ def _steps(
         callbacks=[log, guard],  # the step's line first, then the look at the weights
     )
     log.trainer = guard.trainer = trainer
-    guard.processes = trainer.processes
+    guard.processes, trainer.break_off = trainer.processes, guard.break_off
     if resume is not None:
         trainer.restore(resume)
     guard.install()
@@ -224,10 +226,12 @@ def _steps(
             log.write(trainer.step_number, math.nan)
             _end_diverged(folder, trainer.processes, cell, trainer.step_number, "logit")
             return
+        except Stopped:
+            if trainer.state.global_step > guard.saved_step:
+                trainer._save_checkpoint(trainer.model, trial=None)
+            raise
         finally:
             trainer.rewards.close()
-        if guard.stopped and trainer.state.global_step < cell.steps:
-            raise guard.stop(trainer.state.global_step)
         if trainer.state.global_step != cell.steps:
             raise RuntimeError(f"trained {trainer.state.global_step} of {cell.steps} steps")
         _end(folder, trainer.processes, cell, "finished", cell.steps)  # the reporters' end may take its time

@@ -17,7 +17,7 @@ With no term, and `bucket` and `drop_zero` off, loss and gradients are TRL's own
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ class CellTrainer(GRPOTrainer):
         self.replayed: tuple[Stocked, ...] = ()
         self.outcomes: list[Outcome] = []
         self.completions: list[Any] = []
+        self.break_off: Callable[[], None] = lambda: None
+        """Called where a step may be left; raises to leave it."""
         template = tokenizer.apply_chat_template if spec.rendering == "chat" else None
         rows = [{"prompt": render(spec, p, template), "problem_id": p.problem_id} for p in problems]
         super().__init__(
@@ -192,6 +194,8 @@ class CellTrainer(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Take a micro-batch; after the last of the step, add the replayed rollouts' gradient to it."""
+        if self.processes.count == 1:  # others might be past it
+            self.break_off()
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.row["loss"] += loss.item()
         if self.accelerator.sync_gradients:
@@ -277,6 +281,11 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
     ids = trainer.batch_problem_ids[::group]
     tokens = [trainer.prompt_tokens[p] for p in ids]
     policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+
+    def on_done(prompt: int, _: int, token_ids: Sequence[int]) -> None:
+        trainer.break_off()
+        trainer.rewards.put(ids[prompt], token_ids)
+
     drawn = trainer.processes.together(
         lambda: draw_step(
             trainer.vllm_generation.llm if trainer.use_vllm else policy,
@@ -287,7 +296,7 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
             ids,
             trainer.cell.seed,
             trainer.state.global_step,
-            on_done=lambda prompt, _, token_ids: trainer.rewards.put(ids[prompt], token_ids),
+            on_done=on_done,
         )
     )
     trainer.completions = [c for completions in drawn for c in completions]

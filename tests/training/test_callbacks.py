@@ -4,18 +4,17 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from evaluation.errors import Stopped
 from evaluation.files import read_jsonl, write_json, write_jsonl
 from evaluation.manifests import Provenance, write_manifest
-from training.callbacks import Guard, drop_old_resumes, rewind
+from training.callbacks import drop_old_resumes, rewind
 from training.folder import RunFolder
+from training.guard import Guard
 from training.run import newest_resume
 
 
@@ -89,39 +88,12 @@ def test_a_state_whose_bytes_have_changed_is_passed_over(folder: RunFolder, capl
     assert f"{path.name} has other bytes than its manifest says" in caplog.text
 
 
-@pytest.fixture
-def guard() -> Guard:
-    guard = Guard((4, 8), None)
-    guard.trainer = SimpleNamespace(cell=SimpleNamespace(steps=8))  # type: ignore[assignment]
-    return guard
-
-
-def at(step: int) -> TrainerState:
-    return TrainerState(global_step=step)
-
-
-def test_a_signal_between_steps_stops_at_once_where_nothing_is_lost(guard: Guard) -> None:
-    control = TrainerControl()
-    guard.on_train_begin(None, at(4), control)
-    guard.on_step_begin(None, at(4), control)
-    guard.stopped = True
-    with pytest.raises(Stopped, match="signal=TERM: stopped after step 4 of 8"):
-        guard.on_step_begin(None, at(4), control)
-    guard.on_step_begin(None, at(5), control)  # step 5 is not saved yet: take one more step and save it
-    guard.on_step_end(None, at(6), control)
-    assert control.should_save
-    assert control.should_training_stop
-    guard.on_save(None, at(6), control)
-    with pytest.raises(Stopped):
-        guard.on_step_begin(None, at(6), control)
-
-
 @pytest.mark.parametrize(("every", "due"), [(None, [4, 8]), (3, [3, 4, 6, 8]), (1, [1, 2, 3, 4, 5, 6, 7, 8])])
 def test_states_are_saved_at_checkpoints_and_as_often_as_asked(every: int | None, due: list[int]) -> None:
     guard, saved = Guard((4, 8), every), []
     for step in range(1, 9):
         control = TrainerControl()
-        guard.on_step_end(None, at(step), control)
+        guard.on_step_end(None, TrainerState(global_step=step), control)
         saved += [step] if control.should_save else []
     assert saved == due
 

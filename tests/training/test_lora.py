@@ -16,10 +16,11 @@ from evaluation.errors import InputError
 from evaluation.judge import Judge
 from evaluation.manifests import Provenance
 from evaluation.problems import read_problems
-from training.callbacks import Diverged, Guard, StepLog
+from training.callbacks import Diverged, StepLog
 from training.cell import Cell
 from training.exports import export_checkpoint
 from training.folder import RunFolder
+from training.guard import Guard
 from training.lora import ADAPTER, adapt, plain, sync_out_of_place, weights
 from training.run import load_policy, main, read_folder
 from training.trainer import CellTrainer

@@ -127,9 +127,11 @@ def test_two_log_the_figures_of_one(one: RunFolder, two: RunFolder) -> None:
     drawn = [row["replay"]["drawn"] for row in theirs]
     assert sum(drawn) > 8
     for a, b in zip(mine, theirs, strict=True):
-        counts = [k for k in b["replay"] if k != "nll"]
+        rounded = ("nll", "grad_norm_ratio", "grad_cosine")
+        counts = [k for k in b["replay"] if k not in rounded]
         assert {k: a["replay"][k] for k in counts} == {k: b["replay"][k] for k in counts}
-        assert a["replay"]["nll"] == pytest.approx(b["replay"]["nll"], abs=1e-5)
+        for k in rounded:
+            assert a["replay"][k] == pytest.approx(b["replay"][k], rel=1e-4, abs=1e-5)
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
         assert a["entropy"] == pytest.approx(b["entropy"], rel=1e-4)
@@ -215,7 +217,7 @@ def test_two_diverge_together_and_that_is_a_result(make_run: Make, tmp_path: Pat
     result = json.loads(folder.result_json.read_text())
     onset = result["onset_step"]  # which step it is may be rounding's choice
     assert 3 <= onset <= 6
-    assert result == {"schema": "result/1", "end": "diverged", "last_step": onset, "onset_step": onset}
+    assert (result["end"], result["last_step"]) == ("diverged", onset)
     assert [row["global_step"] for row in steps(folder)] == list(range(1, onset + 1))
     assert folder.checkpoints() == [s for s in (2, 4) if s < onset]
     assert is_complete(folder.logs)

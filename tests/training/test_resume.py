@@ -184,15 +184,15 @@ def test_killed_twice_among_damaged_folders_it_ends_with_the_same_bytes(
     assert folder.resumes() == [4, 6]
 
 
-def test_sigterm_saves_the_step_and_another_machine_goes_on_from_the_resume_state_alone(
+def test_sigterm_saves_every_whole_step_and_another_machine_goes_on_from_the_resume_state_alone(
     make_run: Callable[..., RunFolder], start: Start, train_to_end: Train, uninterrupted: RunFolder, tmp_path: Path
 ) -> None:
-    """The signal goes to the whole group, as a launcher sends it: the judge must live until the step is done."""
+    """The signal goes to the whole group, as a launcher sends it."""
     folder = make_run(tmp_path / "run", arm=ARM)
     child = start(folder.root)
     assert wait_and_send(child, folder.rollout(3), signal.SIGTERM) == 75
-    (reached,) = set(folder.resumes()) - {2}
-    assert reached in {3, 4}
+    reached = max(folder.resumes())
+    assert reached in {2, 3}  # step 3 is left in the middle, or was over
     assert not folder.result_json.exists()
     assert steps(folder) == steps(uninterrupted)[:reached]
     other = RunFolder(tmp_path / "other" / "run")

@@ -16,10 +16,11 @@ from evaluation.judge import Judge
 from evaluation.problems import read_problems
 from flows.experiments import EXPERIMENTS
 from training.buckets import arrange
-from training.callbacks import Guard, StepLog
+from training.callbacks import StepLog
 from training.cell import Grpo
 from training.config import grpo_config
 from training.folder import RunFolder, Runtime
+from training.guard import Guard
 from training.run import load_model, read_folder
 from training.trainer import CellTrainer, stream_seed
 
