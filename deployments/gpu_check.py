@@ -172,7 +172,6 @@ def check_real_cell(check: Check) -> str:
         model_revision=files.revision,
         problems_path=prepared.train,
         device="cuda",
-        micro_batch=8,
         sampler="vllm" if _installed("vllm") else "transformers",
     )
     folder = check.folder("real", cell, runtime, prompt, files)

@@ -34,6 +34,7 @@ from training.buckets import arrange, filled_up
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
 from training.lora import sync_out_of_place
+from training.memory import sized
 from training.objectives import GradientPart, collate, mean_token_nll
 from training.processes import agreed
 from training.replay import Draw, ReplayBuffer, Stocked
@@ -78,10 +79,12 @@ class CellTrainer(GRPOTrainer):
     ) -> None:
         cell, spec = cell_file.cell, cell_file.prompt
         self.cell_file, self.cell, self.spec = cell_file, cell, spec
-        self.runtime, self.folder = runtime, folder
+        self.folder = folder
         self.tokenizer = tokenizer
         self.rewards = RewardStream(judge, spec, {p.problem_id: p for p in problems}, self._texts)
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
+        longest_prompt = max(map(len, self.prompt_tokens.values()))
+        self.runtime = sized(runtime, cell, model, longest_prompt)
         self.term = cell.terms[0] if cell.terms else None
         self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
         self.first_epoch = 0
@@ -96,7 +99,7 @@ class CellTrainer(GRPOTrainer):
         rows = [{"prompt": render(spec, p, template), "problem_id": p.problem_id} for p in problems]
         super().__init__(
             model=model,
-            args=grpo_config(cell, runtime, folder.root / "resume", max(map(len, self.prompt_tokens.values()))),
+            args=grpo_config(cell, self.runtime, folder.root / "resume", longest_prompt),
             reward_funcs=self._make_reward(),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
@@ -226,7 +229,7 @@ class CellTrainer(GRPOTrainer):
         assert self.term is not None
         total, nll = sum(len(r.token_ids) for r in draw.rollouts), 0.0
         by_length = sorted(draw.rollouts, key=lambda r: len(r.prompt_ids) + len(r.token_ids))
-        width = self.runtime.micro_batch * self.processes.count
+        width = self.args.per_device_train_batch_size * self.processes.count
         for start in range(0, len(by_length), width):
             part, counts = self.processes.share(by_length[start : start + width])
             batch = collate(
