@@ -56,6 +56,8 @@ class Runtime(Record):
     """Micro-batches of like length, each padded to its own longest; the loss is the same to float rounding."""
     drop_zero: bool = True
     """Leave rows without advantage out of the forward pass; the loss is the same to float rounding."""
+    lean_head: bool = True
+    """On a CPU, the head only where a completion's tokens are predicted; log-probs are the same to float rounding."""
     sampler: Literal["transformers", "vllm"] = "transformers"
     judge_workers: int = Field(default=1, ge=1)
     caged: bool = True

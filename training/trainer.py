@@ -7,11 +7,13 @@ What is overridden, and why (tests/training/test_trl_pins.py fails when TRL chan
 - `_generate_and_score_completions`: per-step seeds, and the step's rollouts with their advantages.
 - `_prepare_inputs`: the step's rows in micro-batches of like length, without those that add nothing to the loss
   (`training/buckets.py`).
+- `_get_per_token_logps_and_entropies`, on a CPU: the head where a completion's tokens are predicted, once, and no
+  entropy, which the sampler has told. TRL's fused head takes every position there, and twice.
 - `training_step`: replay's own micro-batches, in the same optimizer step, before the gradient is clipped.
   Several processes sample, judge and replay a share each; the figures and rollouts that are kept are everybody's.
 - `_save_checkpoint`: resume states whole or absent, and the published checkpoint after its resume state.
 
-With no term, and `bucket` and `drop_zero` off, loss and gradients are TRL's own.
+With no term, and `bucket`, `drop_zero` and `lean_head` off, loss and gradients are TRL's own.
 """
 
 import hashlib
@@ -35,7 +37,7 @@ from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
 from training.lora import sync_out_of_place
 from training.memory import sized
-from training.objectives import GradientPart, collate, mean_token_nll
+from training.objectives import GradientPart, collate, mean_token_nll, next_token_logprobs
 from training.processes import agreed
 from training.replay import Draw, ReplayBuffer, Stocked
 from training.reward import RewardStream
@@ -194,6 +196,17 @@ class CellTrainer(GRPOTrainer):
             arranged = [filled_up(b, max(of)) for b, of in zip(arranged, zip(*counts, strict=True), strict=True)]
         self._buffered_inputs = arranged
         return arranged[self._step % len(arranged)]
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        whole = super()._get_per_token_logps_and_entropies
+        if not (self.runtime.lean_head and input_ids.device.type == "cpu") or kwargs.get("compute_aux_loss"):
+            return whole(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        with self.accelerator.autocast():
+            out = model(input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep + 1)
+        logprobs = next_token_logprobs(out.logits[:, :-1], input_ids[:, -logits_to_keep:], self.temperature)
+        return logprobs, torch.zeros_like(logprobs) if kwargs.get("compute_entropy") else None, None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Take a micro-batch; after the last of the step, add the replayed rollouts' gradient to it."""
