@@ -37,9 +37,10 @@ _BLIND = _STATELESS | {"random", "decimal", "time", "calendar", "numbers", "coll
 """Modules that show no names and no lines, and call nothing by keyword, but for `_SEEING`."""
 _SEEING = {
     "attrgetter", "methodcaller", "Formatter", "format_map", "namedtuple", "NamedTuple", "TypedDict", "ForwardRef",
-    "get_type_hints", "get_overloads", "get_protocol_members", "overload", "wraps", "update_wrapper",
+    "get_type_hints", "get_overloads", "get_protocol_members", "overload", "wraps", "update_wrapper", "register",
+    "singledispatch", "singledispatchmethod",
 }  # fmt: skip
-"""What of these modules does, or has a function called by keyword."""
+"""What of these modules does, has a function called by keyword, evaluates annotations, or changes a class for good."""
 _SYS = {"maxsize", "setrecursionlimit", "getrecursionlimit", "float_info", "getsizeof", "exit", "version_info"}
 """What of `sys` does not."""
 
@@ -148,6 +149,8 @@ class _Walk:
 
     def named(self, name: str, own: bool) -> None:
         """Take a variable's name, which is the program's own where it is bound."""
+        if name.startswith("__") and name != "__name__":
+            self.strange()
         self.names.append(len(self.words))
         self.words.append(name)
         if own:
@@ -212,6 +215,8 @@ class _Walk:
         return [node.arg, node.value]
 
     def alias(self, node: ast.alias) -> list[Any]:
+        if node.asname and node.asname.startswith("__"):
+            self.strange()
         self.kept.update(filter(None, (node.name.partition(".")[0], node.asname)))
         return [node.name, node.asname]
 

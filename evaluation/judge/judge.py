@@ -26,7 +26,7 @@ from evaluation.records import Outcome, Problem, Program, Verdict
 
 logger = logging.getLogger(__name__)
 
-JUDGE_VERSION = f"judge/4 python{sys.version_info.major}.{sys.version_info.minor}"
+JUDGE_VERSION = f"judge/5 python{sys.version_info.major}.{sys.version_info.minor}"
 TRIES = 3
 MAX_KNOWN = 200_000
 """Verdicts kept in this process."""
@@ -191,11 +191,11 @@ class Judge:
 
     def _judge_one(self, lane: Lane, case: Case, alone: bool) -> Verdict:
         names = self._names(case.problem_id)
-        found = self._run(lane, case, names, alone)
-        if len(found) == 2 and found[1].outcome is Outcome.FAIL and not (case.clean and found[1].by_value):
-            # Base and plus ran in one process; EvalPlus starts another, which a failure may not depend on.
+        # EvalPlus starts a process for each suite; one serves both only for a program that leaves nothing behind.
+        found = self._run(lane, case, names if case.clean else names[:1], alone)
+        if len(found) == 2 and found[1].outcome is Outcome.FAIL and not found[1].by_value:
             found[1:] = self._run(lane, case, names[1:], alone)
-        elif len(found) < len(names) and self.suites == "score":
+        elif len(found) < len(names) and self.suites == "score" and found[0].outcome is not Outcome.PASS:
             found.append(Result(found[0].outcome, None, "plus: not run"))
         elif len(found) < len(names):
             found += self._run(lane, case, names[1:], alone)

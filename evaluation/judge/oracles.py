@@ -186,6 +186,8 @@ class InFull:
 
 
 def _split(raw: bytes) -> tuple[bytes, bytes]:
+    if len(raw) < 5:
+        raise Malformed("cut")
     size = struct.unpack_from("<I", raw, 1)[0]
     return raw[5 : 5 + size], raw[5 + size :]
 

@@ -1,7 +1,8 @@
 """The clock and the ear of the judge: one child's frames, read against its limits.
 
-Limits count the program's own time: wall time less what it spent ready but waiting for a core, read from outside
-(/proc/PID/schedstat). Nothing the program does to signals or clocks moves them.
+Limits count the program's own time, read from outside: wall time less what its main thread spent ready but waiting for
+a core (/proc/PID/schedstat), or the processor time of all its threads (/proc/PID/stat) where that is more. Nothing the
+program does to signals, clocks or threads moves them.
 """
 
 import contextlib
@@ -16,8 +17,15 @@ from evaluation.judge.wire import Malformed, decode
 
 ANSWER_TIMEOUT_S = 60.0
 MAX_FRAME_BYTES, MAX_FULL_BYTES = 1 << 20, 1 << 30
+HASHED_BYTES = 1 << 18
+"""From what size on a child sends a hash first."""
+_MAX_IN_FULL = 64 << 20
 ENDED = "ended without an answer"
 _SETTLE_S = 0.005
+_SETTLE_ALL_S = 0.1
+_NEXT_JOB_S = 10.0
+"""A child that is through with a suite reads its next job at once."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 _LOOK_S = 0.05
 """Below this the clock is not worth a look at the scheduler's statistics."""
 
@@ -39,16 +47,20 @@ class Watch:
         self.started = self.mark = time.monotonic()
         self.delay_before = self.delay_mark = run_delay(pid) if caged else 0.0
         """The scheduler's delay before this job, and at `mark`, the start of the running test's clock."""
+        self.cpu_before = self.cpu_mark = self.cpu_seen = cpu_seconds(pid) if caged else 0.0
+        self.cpu_seen_at = self.started
         self.caged, self.ready, self.test_limited = caged, False, False
         self.right = 0
         self.buffer = bytearray()
 
     def watch(self, memory_bytes: int) -> Execution | None:
         """Send the job; return what came of it, None if the child closed its socket before it was done."""
-        self.sock.settimeout(ANSWER_TIMEOUT_S)
+        self.sock.settimeout(_NEXT_JOB_S if self.caged else ANSWER_TIMEOUT_S)
         try:
             self.sock.sendall(self.job.payload(memory_bytes))
         except TimeoutError as e:
+            if self.caged:
+                return self._end("takes no other job")
             raise JudgeFailed("the child does not take its job") from e
         except OSError:
             return None
@@ -92,14 +104,21 @@ class Watch:
 
     def _left(self) -> float:
         """Return the seconds to wait before the next look at the clock: 0 when a limit is reached."""
-        now = time.monotonic()
-        delay = run_delay(self.pid) if now - self.mark > _LOOK_S else self.delay_mark
-        suite = self.job.suite_limit_s - (now - self.started - (delay - self.delay_before))
+        now, delay, cpu = time.monotonic(), self.delay_mark, self.cpu_mark
+        if now - self.mark > _LOOK_S:
+            delay, cpu = run_delay(self.pid), self._cpu(now)
+        suite = self.job.suite_limit_s
+        suite -= max(now - self.started - (delay - self.delay_before), cpu - self.cpu_before)
         test, self.test_limited = suite, False
         if self.ready and self.right < self.job.num_tests:
-            test = self.job.limits_s[self.right] - (now - self.mark - (delay - self.delay_mark))
+            own = max(now - self.mark - (delay - self.delay_mark), cpu - self.cpu_mark)
+            test = self.job.limits_s[self.right] - own
             self.test_limited = test <= suite
         return max(0.0, min(suite, test, 1.0))
+
+    def _cpu(self, now: float) -> float:
+        self.cpu_seen, self.cpu_seen_at = cpu_seconds(self.pid), now
+        return self.cpu_seen
 
     def _frames(self, longest: int) -> Execution | None:
         """Take every whole frame off the buffer."""
@@ -121,7 +140,8 @@ class Watch:
 
     def settles(self) -> bool:
         """After a wrong value: say whether the child is through with its other tests already, and waits for a job."""
-        while True:
+        end = time.monotonic() + _SETTLE_ALL_S
+        while time.monotonic() < end:
             at = 0
             while len(self.buffer) - at >= 4:
                 (size,) = SIZE.unpack_from(self.buffer, at)
@@ -141,6 +161,7 @@ class Watch:
             if not part:
                 return False
             self.buffer += part
+        return False
 
     def _frame(self, kind: bytes, content: bytes) -> Execution | None:
         """Take one frame. Each kind comes once and in order, so that no forged frame can set a clock back."""
@@ -148,7 +169,7 @@ class Watch:
             self.caged = True
             return None
         if kind == b"e" and self.caged and not self.ready:
-            return self._end(content[:80].decode("ascii", "replace"))
+            return self._end(content[:80].decode("ascii", "replace") or "exception")
         if kind == b"r" and self.caged and not self.ready:
             self.ready = True
             self._start_clock()
@@ -156,13 +177,15 @@ class Watch:
         if kind == b"t" and self.ready:
             return self._batch(content)
         if kind == b"d" and self.ready and self.right == self.job.num_tests:
-            return self._end("", end=content)
+            return self._end("", complete=True, end=content)
         return self._end("malformed answer")
 
     def _start_clock(self) -> None:
         now = time.monotonic()
         if now - self.mark > _LOOK_S:
-            self.delay_mark = run_delay(self.pid)
+            self.delay_mark, self.cpu_mark = run_delay(self.pid), self._cpu(now)
+        else:  # not worth a look: one thread has used at most the time since the last
+            self.cpu_mark = self.cpu_seen + now - self.cpu_seen_at
         self.mark = now
 
     def _batch(self, content: bytes) -> Execution | None:
@@ -182,6 +205,8 @@ class Watch:
             if right is None:
                 right = at == len(content) and self._in_full()
             if not right:
+                if raw[:1] == b"h" and self._left() <= 0:  # while it was to come in full
+                    return self._end(f"test {self.right}: time limit", timed_out=True)
                 what = raw[1:].decode("ascii", "replace") if raw[:1] == b"x" else "wrong answer"
                 return self._end(f"test {self.right}: {what}")
             self.right += 1
@@ -194,17 +219,20 @@ class Watch:
                 self.sock.sendall(b"g")
 
     def _in_full(self) -> bool:
-        """Ask for the large value whose hash just came, and return whether it is right; the program's clock stands."""
-        paused = time.monotonic()
-        self.sock.settimeout(ANSWER_TIMEOUT_S)
+        """Ask for the large value whose hash just came, and return whether it is right.
+
+        Its bytes come under the test's clock, for the program may do anything until they are there; the clock stands
+        only while they are compared.
+        """
         try:
             self.sock.sendall(b"n")
             size = SIZE.unpack(self._read(4))[0]
-            if not 1 <= size <= MAX_FULL_BYTES:
+            if not HASHED_BYTES < size <= _MAX_IN_FULL:
                 return False
             frame = self._read(size)
         except (OSError, EOFError):
             return False
+        paused = time.monotonic()
         right = frame[:1] == b"f" and self.checker.accepts_in_full(self.right, frame[1:])
         self.started += time.monotonic() - paused
         self._start_clock()
@@ -213,20 +241,27 @@ class Watch:
     def _read(self, size: int) -> bytes:
         parts = []
         while size:
-            part = self.sock.recv(min(size, 1 << 20))
+            left = self._left()
+            if left <= 0:
+                raise TimeoutError
+            self.sock.settimeout(left)
+            try:
+                part = self.sock.recv(min(size, 1 << 20))
+            except TimeoutError:
+                continue
             if not part:
                 raise EOFError
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
-    def _end(self, detail: str, timed_out: bool = False, end: bytes = b"") -> Execution:
+    def _end(self, detail: str, *, complete: bool = False, timed_out: bool = False, end: bytes = b"") -> Execution:
         wall = time.monotonic() - self.started
         delay = max(0.0, run_delay(self.pid) - self.delay_before) if wall > _LOOK_S else 0.0
         times, flags = _measured(end, self.job.num_tests) if self.job.timed and end else ((), b"")
         return Execution(
             num_right=self.right,
-            complete=not detail,
+            complete=complete,
             timed_out=timed_out,
             contended=delay > 0.2 * wall,
             seconds=max(0.0, wall - delay),
@@ -247,6 +282,15 @@ def run_delay(pid: int) -> float:
     """Return the seconds a process was ready but waited for a core; 0 where the kernel does not say."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that all threads of a process have used; 0 where the kernel does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
     except (OSError, IndexError, ValueError):
         return 0.0
 

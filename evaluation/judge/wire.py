@@ -15,6 +15,8 @@ from typing import Any
 DESCRIBED = "\0described"
 """First item of the tuple that stands for a described value."""
 MAX_RANGE = 1 << 20
+MAX_COLLISIONS = 256
+"""Items of one hash: a program's own set has two at most, unless somebody looks for more."""
 _DEPTH = 650
 _DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
 
@@ -130,14 +132,29 @@ class _Reader:
         if kind == b"(" and items and items[0] == DESCRIBED:
             _, name, content = items
             return rebuild(name, content), at
+        if kind in b"<>":
+            _refuse_collisions(items)
         return _SEQUENCES[kind](items), at
 
     def _dict(self, at: int, depth: int) -> tuple[dict[Any, Any], int]:
-        found = {}
+        keys, values = [], []
         while self.raw[at : at + 1] != b"0":
             key, at = self.read(at, depth + 1)
-            found[key], at = self.read(at, depth + 1)
-        return found, at + 1
+            value, at = self.read(at, depth + 1)
+            keys.append(key)
+            values.append(value)
+        _refuse_collisions(keys)
+        return dict(zip(keys, values, strict=True)), at + 1
+
+
+def _refuse_collisions(items: list[Any]) -> None:
+    """Refuse what would make a set or dictionary quadratic: many items of one hash, as integers can be chosen to have.
+
+    Raises:
+        Malformed: more than MAX_COLLISIONS.
+    """
+    if len(items) > MAX_COLLISIONS and max(collections.Counter(map(hash, items)).values()) > MAX_COLLISIONS:
+        raise Malformed("collisions")
 
 
 _CONSTANTS = {b"N": None, b"T": True, b"F": False, b".": ...}

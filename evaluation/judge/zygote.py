@@ -118,6 +118,7 @@ class Zygote:
                 if not child.reaped:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+                    self.rest()  # of another child that ran meanwhile
                     self.killed = pid
 
     def rest(self) -> None:

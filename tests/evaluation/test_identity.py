@@ -60,6 +60,10 @@ def test_layout_names_and_docstrings_do_not_matter(other):
         ("from m import *\ndef f(a): return a\n", "from m import *\ndef f(b): return b\n"),
         ("def f(a):\n    global g\n    g = a\n    return g\n", "def f(a):\n    g = a\n    return g\n"),
         ("def f(a)\n    return 1\n", "def f(a)\n    return 2\n"),
+        ("def f(x, k=4): return k * x\n", "def f(x, __debug__=4): return __debug__ * x\n"),
+        ("g = lambda k: 4\ndef f(x): return x\n", "g = lambda __debug__: 4\ndef f(x): return x\n"),
+        ("import math as __builtins__\ndef f(x): return a\ndef g(): a = 1\n", "import math as __builtins__\ndef f(x): return b\ndef g(): b = 1\n"),
+        ("from functools import singledispatch\nT = int\n@singledispatch\ndef f(x): return 0\n@f.register\ndef _(x: 'T'): return 4 * x\n", "from functools import singledispatch\nS = int\n@singledispatch\ndef f(x): return 0\n@f.register\ndef _(x: 'T'): return 4 * x\n"),
     ],
 )  # fmt: skip
 def test_what_can_be_observed_keeps_programs_apart(a, b):
