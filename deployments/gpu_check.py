@@ -103,6 +103,20 @@ def check_bf16(check: Check) -> str:
     return "finished, finite"
 
 
+def check_lora(check: Check) -> str:
+    """Train adapters: the published checkpoint is whole, and differs from the base."""
+    folder = check.train("lora", check.device, check.cell().replace(lora_rank=4, lr=5e-3))
+    from safetensors.torch import load_file
+
+    found, base = (load_file(f / "model.safetensors") for f in (folder.checkpoint(4), Path(check.files.path)))
+    if found.keys() != base.keys():
+        raise RuntimeError("other weights than the base has")
+    moved = sum(not found[k].float().equal(base[k].float()) for k in base)
+    if not moved:
+        raise RuntimeError("no weight has moved")
+    return f"{moved} of {len(base)} weights have moved, {folder.resumes()[-1]} steps"
+
+
 def check_resume(check: Check) -> str:
     """Kill a cell after its first checkpoint; resumed, it sees the data that an uninterrupted one sees."""
     whole = check.work / f"fp32_{check.device}"
@@ -172,14 +186,14 @@ def check_real_cell(check: Check) -> str:
         model_revision=files.revision,
         problems_path=prepared.train,
         device="cuda",
-        micro_batch=8,
         sampler="vllm" if _installed("vllm") else "transformers",
     )
     folder = check.folder("real", cell, runtime, prompt, files)
     run_to_zero([sys.executable, "-m", "training.run", str(folder.root)], folder.root / "train.log")
     rows = [json.loads(x) for x in folder.steps_jsonl.read_text().splitlines()]
     tokens = sum(r["mean_tokens"] * 32 for r in rows)
-    return f"3 steps, rewards {[r['reward'] for r in rows]}, {tokens / sum(r['seconds'] for r in rows):.0f} tokens/s"
+    speed = f"{tokens / sum(r['seconds'] for r in rows):.0f} tokens/s"
+    return f"3 steps, rewards {[r['reward'] for r in rows]}, {speed}, {rows[-1]['gpu']}"
 
 
 def _installed(name: str) -> bool:
@@ -192,6 +206,7 @@ CHECKS: tuple[Callable[[Check], str], ...] = (
     check_device,
     check_same_data,
     check_bf16,
+    check_lora,
     check_resume,
     check_engines,
     check_real_cell,

@@ -97,7 +97,7 @@ def runtime_of(work: Work, cell: Cell) -> Runtime:
         device="cuda" if gpu else "cpu",
         num_processes=settings().gpus_per_cell if gpu else 1,
         num_threads=threads(work),
-        micro_batch=64 if small else 8 if gpu else 4,
+        micro_batch=None if gpu else 64 if small else 4,
         sampler="vllm" if gpu and importlib.util.find_spec("vllm") else "transformers",
         caged=here.caged,
         resume_every=None if small else 10 if gpu else 1,

@@ -6,6 +6,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from training.cell import Cell
 from training.folder import Runtime
+from training.memory import VLLM_SHARE
 
 
 def grpo_config(cell: Cell, runtime: Runtime, scratch: Path, longest_prompt: int | None = None) -> GRPOConfig:
@@ -25,7 +26,7 @@ def grpo_config(cell: Cell, runtime: Runtime, scratch: Path, longest_prompt: int
     """
     g, cuda = cell.grpo, runtime.device.startswith("cuda")
     rollouts = runtime.share(g)
-    micro = min(runtime.micro_batch, rollouts)
+    micro = min(runtime.micro_batch or rollouts, rollouts)
     while rollouts % micro:
         micro -= 1
     return GRPOConfig(
@@ -63,6 +64,7 @@ def grpo_config(cell: Cell, runtime: Runtime, scratch: Path, longest_prompt: int
         gradient_checkpointing=cuda,
         use_vllm=runtime.sampler == "vllm",
         vllm_mode="colocate",
+        vllm_gpu_memory_utilization=VLLM_SHARE,
         vllm_importance_sampling_correction=False,
         vllm_max_model_length=longest_prompt and longest_prompt + g.max_new_tokens,
         logging_steps=1,

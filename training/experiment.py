@@ -1,9 +1,9 @@
 """An experiment: a grid of cells, one or more protocols applied to every checkpoint, and a criterion. Pure data."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from evaluation.errors import InputError
 from evaluation.findings import Criterion
@@ -31,11 +31,19 @@ class Experiment(Record):
     stride: int
     replay_draws: int = 128
     grpo: Grpo = Grpo()
+    lora_rank: int | None = Field(default=None, ge=1)
+    """Of every cell; None trains all weights."""
     protocols: tuple[Protocol, ...] = Field(min_length=1)
     """The first is the primary one: the finding rests on it."""
     criterion: Criterion
     needs_gpu: bool
     scale: Literal["full", "demo"] = "demo"
+
+    @model_serializer(mode="wrap")
+    def _without_lora(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the rank out where there is none, as cells do: what was registered before stays what it was."""
+        data = handler(self)
+        return data if self.lora_rank is not None else {k: v for k, v in data.items() if k != "lora_rank"}
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -72,6 +80,7 @@ class Experiment(Record):
                 stride=self.stride,
                 terms=tuple(_sized(t, self.replay_draws) for t in ARMS[arm].terms),
                 grpo=self.grpo,
+                lora_rank=self.lora_rank,
             )
             for seed in range(seeds)
             for lr in sorted(self.lrs)

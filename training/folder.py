@@ -50,12 +50,14 @@ class Runtime(Record):
     num_processes: int = Field(default=1, ge=1)
     """Processes that train the cell together, a GPU each; more than one are started by `training.launch`."""
     num_threads: int = Field(default=1, ge=1)
-    micro_batch: int = Field(default=64, ge=1)
-    """Completions a forward pass; the gradient does not depend on it beyond rounding."""
+    micro_batch: int | None = Field(default=None, ge=1)
+    """Completions a forward pass, None: by the device's memory; the gradient does not depend on it beyond rounding."""
     bucket: bool = True
     """Micro-batches of like length, each padded to its own longest; the loss is the same to float rounding."""
     drop_zero: bool = True
     """Leave rows without advantage out of the forward pass; the loss is the same to float rounding."""
+    lean_head: bool = True
+    """On a CPU, the head only where a completion's tokens are predicted; log-probs are the same to float rounding."""
     sampler: Literal["transformers", "vllm"] = "transformers"
     judge_workers: int = Field(default=1, ge=1)
     caged: bool = True

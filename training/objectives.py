@@ -1,4 +1,4 @@
-"""Loss terms as pure tensor functions. Axes: B sequence, T token."""
+"""Loss terms as pure tensor functions. Axes: B sequence, T token, V vocabulary, N = B x T."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -27,6 +27,14 @@ def collate(rollouts: Sequence[tuple[Sequence[int], Sequence[int]]], pad_id: int
         ids[row, width - len(p) : width + len(c)] = torch.tensor([*p, *c])
         attention[row, width - len(p) : width + len(c)] = 1
     return ReplayBatch(ids.to(device), attention.to(device), attention[:, width:].to(device))
+
+
+def next_token_logprobs(logits_BTV: torch.Tensor, ids_BT: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return (B, T) log-probabilities of the tokens, whose logits stand at the same place."""
+    if temperature != 1:
+        logits_BTV = logits_BTV / temperature
+    loss_N = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1).float(), ids_BT.flatten(), reduction="none")
+    return -loss_N.view_as(ids_BT)
 
 
 def mean_token_nll(logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, num_tokens: int) -> torch.Tensor:

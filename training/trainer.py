@@ -7,11 +7,13 @@ What is overridden, and why (tests/training/test_trl_pins.py fails when TRL chan
 - `_generate_and_score_completions`: per-step seeds, and the step's rollouts with their advantages.
 - `_prepare_inputs`: the step's rows in micro-batches of like length, without those that add nothing to the loss
   (`training/buckets.py`).
+- `_get_per_token_logps_and_entropies`, on a CPU: the head where a completion's tokens are predicted, once, and no
+  entropy, which the sampler has told. TRL's fused head takes every position there, and twice.
 - `training_step`: replay's own micro-batches, in the same optimizer step, before the gradient is clipped.
   Several processes sample, judge and replay a share each; the figures and rollouts that are kept are everybody's.
 - `_save_checkpoint`: resume states whole or absent, and the published checkpoint after its resume state.
 
-With no term, and `bucket` and `drop_zero` off, loss and gradients are TRL's own.
+With no term, and `bucket`, `drop_zero` and `lean_head` off, loss and gradients are TRL's own.
 """
 
 import hashlib
@@ -34,7 +36,8 @@ from training.buckets import arrange
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
 from training.lora import sync_out_of_place
-from training.objectives import GradientPart, collate, mean_token_nll
+from training.memory import sized
+from training.objectives import GradientPart, collate, mean_token_nll, next_token_logprobs
 from training.processes import agreed
 from training.replay import Draw, ReplayBuffer, Stocked
 from training.reward import RewardStream
@@ -78,10 +81,12 @@ class CellTrainer(GRPOTrainer):
     ) -> None:
         cell, spec = cell_file.cell, cell_file.prompt
         self.cell_file, self.cell, self.spec = cell_file, cell, spec
-        self.runtime, self.folder = runtime, folder
+        self.folder = folder
         self.tokenizer = tokenizer
         self.rewards = RewardStream(judge, spec, {p.problem_id: p for p in problems}, self._texts)
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
+        longest_prompt = max(map(len, self.prompt_tokens.values()))
+        self.runtime = sized(runtime, cell, model, longest_prompt)
         self.term = cell.terms[0] if cell.terms else None
         self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
         self.first_epoch = 0
@@ -96,7 +101,7 @@ class CellTrainer(GRPOTrainer):
         rows = [{"prompt": render(spec, p, template), "problem_id": p.problem_id} for p in problems]
         super().__init__(
             model=model,
-            args=grpo_config(cell, runtime, folder.root / "resume", max(map(len, self.prompt_tokens.values()))),
+            args=grpo_config(cell, self.runtime, folder.root / "resume", longest_prompt),
             reward_funcs=self._make_reward(),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
@@ -190,6 +195,17 @@ class CellTrainer(GRPOTrainer):
         self._buffered_inputs = arranged
         return arranged[self._step % len(arranged)]
 
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        whole = super()._get_per_token_logps_and_entropies
+        if not (self.runtime.lean_head and input_ids.device.type == "cpu") or kwargs.get("compute_aux_loss"):
+            return whole(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        with self.accelerator.autocast():
+            out = model(input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep + 1)
+        logprobs = next_token_logprobs(out.logits[:, :-1], input_ids[:, -logits_to_keep:], self.temperature)
+        return logprobs, torch.zeros_like(logprobs) if kwargs.get("compute_entropy") else None, None
+
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Take a micro-batch; after the last of the step, add the replayed rollouts' gradient to it."""
         if self.processes.count == 1:  # others might be past it
@@ -224,7 +240,7 @@ class CellTrainer(GRPOTrainer):
         assert self.term is not None
         total, nll = sum(len(r.token_ids) for r in draw.rollouts), 0.0
         by_length = sorted(draw.rollouts, key=lambda r: len(r.prompt_ids) + len(r.token_ids))
-        width = self.runtime.micro_batch * self.processes.count
+        width = self.args.per_device_train_batch_size * self.processes.count
         for start in range(0, len(by_length), width):
             part, counts = self.processes.share(by_length[start : start + width])
             batch = collate(

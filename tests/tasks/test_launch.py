@@ -88,6 +88,16 @@ def test_a_lost_child_is_started_again_until_it_is_hopeless(tmp_path, death):
     assert caught.value.exit_code == 70
 
 
+def test_a_child_whose_time_is_up_is_not_started_again(tmp_path):
+    ran = tmp_path / "ran"
+    line = "end_by=reached: stopped after step 3 of 9; run the same command again"
+    body = f"import sys; open({str(ran)!r}, 'a').write('x'); print('error: {line}'); sys.exit(75)"
+    with pytest.raises(Stopped) as caught:
+        run_to_end(python(body), log=tmp_path / "log")
+    assert str(caught.value) == line
+    assert ran.read_text() == "x"
+
+
 def test_a_child_that_lives_at_its_second_try_has_done_its_work(tmp_path):
     ran = tmp_path / "ran"
     body = f"import os; p = {str(ran)!r}; old = os.path.exists(p); open(p, 'a').close(); old or os.kill(os.getpid(), 9)"

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from evaluation.errors import InputError
+from tasks import settings as settings_module
 from tasks.settings import child_environment, prefect_environment, prepare_prefect, settings
 
 
@@ -137,6 +138,22 @@ def test_gpus_of_a_cell(host, monkeypatch, gpus, asked, found):
     with pytest.raises(InputError) as caught:
         settings()
     assert str(caught.value) == f"ABLATION_GPUS_PER_CELL={asked}: {found}"
+
+
+@pytest.mark.parametrize(("asked", "left"), [(None, None), ("", None), ("14400", 14400)])
+def test_the_time_that_cells_have_counts_from_the_start_of_the_process(monkeypatch, asked, left):
+    monkeypatch.setattr(settings_module, "STARTED", 1000.0)
+    monkeypatch.delenv("ABLATION_WALL_TIME_S", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("ABLATION_WALL_TIME_S", asked)
+    assert settings().end_by == (None if left is None else 1000.0 + left)
+
+
+@pytest.mark.parametrize("asked", ["0", "-5", "4h", "1e4", "٣"])
+def test_a_wall_time_that_is_no_number_of_seconds_is_refused(monkeypatch, asked):
+    monkeypatch.setenv("ABLATION_WALL_TIME_S", asked)
+    with pytest.raises(InputError, match=f"ABLATION_WALL_TIME_S={asked}: not a whole number of seconds above 0"):
+        settings()
 
 
 def test_prefect_keeps_what_somebody_has_set(monkeypatch):

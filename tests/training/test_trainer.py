@@ -90,7 +90,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def test_loss_and_gradient_without_a_term_are_stock_bit_for_bit(build: Callable[..., CellTrainer]) -> None:
-    trainer = build("stock", runtime={"drop_zero": False, "bucket": False})
+    trainer = build("stock", runtime={"drop_zero": False, "bucket": False, "lean_head": False})
     batch = trainer._generate_and_score_completions(batch_of(trainer))
     assert batch["advantages"].count_nonzero() > 0
     results = []
@@ -104,8 +104,11 @@ def test_loss_and_gradient_without_a_term_are_stock_bit_for_bit(build: Callable[
     assert results[0][1].norm() > 0
 
 
-def losses_and_gradient(trainer: CellTrainer, batches: list[dict[str, Any]]) -> tuple[float, torch.Tensor]:
-    """Return the sum of the micro-batches' losses by TRL's own code, and its gradient."""
+def losses_and_gradient(
+    trainer: CellTrainer, batches: list[dict[str, Any]], lean: bool = False
+) -> tuple[float, torch.Tensor]:
+    """Return the sum of the micro-batches' losses by TRL's own code, and its gradient; with our head, if `lean`."""
+    trainer.runtime = trainer.runtime.replace(lean_head=lean)
     trainer.model.zero_grad()
     total = 0.0
     for batch in batches:
@@ -139,7 +142,8 @@ def test_arranged_micro_batches_have_stock_s_loss_and_gradient(
     stock, ours = seen[0], trainer._buffered_inputs
     assert ours is not None and len(ours) == len(stock) == trainer.args.gradient_accumulation_steps
     assert sum(map(positions, ours)) < sum(map(positions, stock))
-    (loss, expected), (found_loss, found) = (losses_and_gradient(trainer, b) for b in (stock, ours))
+    loss, expected = losses_and_gradient(trainer, stock)
+    found_loss, found = losses_and_gradient(trainer, ours, lean=True)
     assert found_loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
     assert (found - expected).norm() <= 1e-5 * expected.norm()
     assert expected.norm() > 0
@@ -148,6 +152,24 @@ def test_arranged_micro_batches_have_stock_s_loss_and_gradient(
 def positions(batch: dict[str, Any]) -> int:
     """Return what a forward pass covers."""
     return batch["prompt_ids"].numel() + batch["completion_ids"].numel()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_lean_head_has_the_log_probs_of_trl_s(build: Callable[..., CellTrainer], temperature: float) -> None:
+    trainer = build("head", grpo=TINY.replace(temperature=temperature))
+    batch = trainer._generate_and_score_completions(batch_of(trainer))
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    found = []
+    for lean in (False, True):
+        trainer.runtime = trainer.runtime.replace(lean_head=lean)
+        logprobs, entropy, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, batch["completion_ids"].shape[1], compute_entropy=True
+        )
+        assert entropy is not None and entropy.shape == logprobs.shape
+        found.append(logprobs * batch["completion_mask"])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+    assert found[0].min() < -1
 
 
 def test_nothing_is_left_out_where_a_kl_term_sees_every_row(build: Callable[..., CellTrainer]) -> None:
@@ -245,7 +267,9 @@ def test_a_steps_own_rollouts_enter_the_buffer_after_its_draw(build: Callable[..
 
 def test_whole_steps_are_those_of_stock_trl_fed_the_same_rollouts(make_run: Make, judge: Judge, tmp_path: Path) -> None:
     """Sampling, order and seeds are ours; loss, clipping and optimizer must be TRL's: equal weights after 3 steps."""
-    folder = make_run(tmp_path / "ours", steps=3, stride=3, runtime={"drop_zero": False, "bucket": False})
+    folder = make_run(
+        tmp_path / "ours", steps=3, stride=3, runtime={"drop_zero": False, "bucket": False, "lean_head": False}
+    )
     ours = trainer_of(folder, judge)
     ours.train()
     tables = [pd.read_parquet(folder.rollout(s)) for s in (1, 2, 3)]

@@ -1,0 +1,61 @@
+"""The micro-batch of a GPU: within what is known to fit, and as the reasons of the estimate say."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flows.experiments import EXPERIMENTS
+from training import memory
+from training.folder import Runtime
+from training.memory import bytes_per_position, micro_batch_for, sized
+
+QWEN3_1P7B = SimpleNamespace(
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+)
+SIZE = 1_720_574_976
+FULL: dict[str, Any] = {"parameters": SIZE, "trained": SIZE, "replay": True, "positions": 3072 + 400}
+
+
+def test_a_position_is_its_checkpoints_one_layer_and_the_heads_input() -> None:
+    checkpoints, head = 28 * 2048 * 2, 2 * 2048 * 4
+    layer = (3 * 2048 + 2 * (16 + 8) * 128 + 2048 + 4 * 6144) * 2 * 2
+    assert bytes_per_position(QWEN3_1P7B) == checkpoints + layer + head
+    del_head = SimpleNamespace(**{k: v for k, v in vars(QWEN3_1P7B).items() if k != "head_dim"})
+    assert bytes_per_position(del_head) == bytes_per_position(QWEN3_1P7B)
+
+
+@pytest.mark.parametrize(("gib", "rows"), [(24, 1), (40, 1), (80, 36), (141, 88)])
+def test_rows_that_fit_a_device(gib: int, rows: int) -> None:
+    """At 22 bytes a parameter 1.7 B take 35 GiB; a row of 3,472 positions of 286,720 bytes takes 0.93 GiB."""
+    assert micro_batch_for(QWEN3_1P7B, memory=gib << 30, **FULL) == rows
+
+
+def test_less_is_left_beside_a_sampler_and_more_without_replay_or_with_adapters() -> None:
+    plain = micro_batch_for(QWEN3_1P7B, memory=80 << 30, **FULL)
+    assert micro_batch_for(QWEN3_1P7B, memory=80 << 30, sampler_share=0.3, **FULL) < plain
+    assert micro_batch_for(QWEN3_1P7B, memory=80 << 30, width=4, **FULL) < plain
+    assert micro_batch_for(QWEN3_1P7B, memory=80 << 30, **{**FULL, "replay": False}) > plain
+    assert micro_batch_for(QWEN3_1P7B, memory=80 << 30, **{**FULL, "trained": 10**7}) > 1.5 * plain
+
+
+def test_what_is_asked_for_stays_and_the_device_decides_the_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cell = next(c for c in EXPERIMENTS["full"].cells() if c.terms)
+    model: Any = SimpleNamespace(
+        config=QWEN3_1P7B, parameters=lambda: [torch.nn.Parameter(torch.empty(SIZE, device="meta"))]
+    )
+    runtime = Runtime(model_path="m", problems_path="p", device="cuda", sampler="vllm")
+    monkeypatch.setattr(memory.torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 << 30))
+    expected = micro_batch_for(QWEN3_1P7B, memory=80 << 30, sampler_share=0.3, **{**FULL, "positions": 100 + 3072})
+    assert sized(runtime, cell, model, 100).micro_batch == expected
+    assert sized(runtime.replace(micro_batch=7), cell, model, 100).micro_batch == 7
+    assert sized(runtime.replace(device="cpu"), cell, model, 100).micro_batch == memory.ON_CPU

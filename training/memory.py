@@ -1,0 +1,97 @@
+"""How many completions a GPU takes at a time: an estimate from the model's shape, for where nothing else is asked.
+
+TRL's fused head never holds the logits of a whole micro-batch, and gradient checkpointing keeps one tensor a layer; so
+what grows with the micro-batch are those, and what one layer holds while it is computed again.
+"""
+
+import logging
+from typing import Any
+
+import torch
+
+from training.cell import Cell
+from training.folder import Runtime
+
+logger = logging.getLogger(__name__)
+
+VLLM_SHARE = 0.3
+"""Of a device, for the engine in TRL's colocate mode: TRL's default."""
+ON_CPU = 8
+WEIGHT_BYTES = 4 + 4 + 8 + 2
+"""A trained parameter: fp32 weight and gradient, AdamW's two moments, its bf16 copy under autocast."""
+REPLAY_BYTES = 4
+"""A trained parameter, where replay's gradient is computed beside GRPO's."""
+FROZEN_BYTES = 4 + 2
+"""A parameter that is not trained."""
+SPARE = 0.8
+"""Of what is left: the rest is fragmentation, and the error of the estimate."""
+CONSTANT_BYTES = 3 << 30
+"""CUDA's context, the fused head's chunk of logits in fp32 and its gradient, sampling's buffers."""
+
+
+def bytes_per_position(config: Any, width: int = 2) -> int:
+    """Return what one token of one row holds in the backward pass with gradient checkpointing.
+
+    Args:
+        config: of a decoder in Hugging Face's names (hidden_size, intermediate_size, num_hidden_layers,
+            num_attention_heads, num_key_value_heads, and head_dim where it is not their quotient).
+        width: bytes of a number, 2 in bf16.
+    """
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head = getattr(config, "head_dim", None) or hidden // heads
+    kv = getattr(config, "num_key_value_heads", None) or heads
+    attention = 3 * hidden + 2 * (heads + kv) * head  # two norms and the output; queries, keys, values, what they give
+    mlp = hidden + 4 * config.intermediate_size  # gate, up, activation, product
+    layer = 2 * width * (attention + mlp)  # with a gradient for each
+    kept = width * config.num_hidden_layers * hidden
+    head_in_fp32 = 2 * 4 * hidden
+    return kept + layer + head_in_fp32
+
+
+def micro_batch_for(
+    config: Any,
+    *,
+    memory: int,
+    parameters: int,
+    trained: int,
+    replay: bool,
+    positions: int,
+    sampler_share: float = 0.0,
+    width: int = 2,
+) -> int:
+    """Return how many rows of `positions` tokens fit, at least 1: too small a device fails by itself.
+
+    Args:
+        config: as of `bytes_per_position`.
+        memory: bytes of the device.
+        parameters: of the model.
+        trained: of them, how many are trained.
+        replay: whether the cell has a replay term.
+        positions: longest prompt and longest completion together.
+        sampler_share: part of the device that a vLLM engine in this process takes for itself.
+        width: bytes of a number.
+    """
+    fixed = trained * (WEIGHT_BYTES + (REPLAY_BYTES if replay else 0)) + (parameters - trained) * FROZEN_BYTES
+    left = memory * (1 - sampler_share) - fixed - CONSTANT_BYTES
+    return max(1, int(SPARE * left / (positions * bytes_per_position(config, width))))
+
+
+def sized(runtime: Runtime, cell: Cell, model: Any, longest_prompt: int) -> Runtime:
+    """Return the runtime with a micro-batch, chosen by the device's memory where none is asked for."""
+    if runtime.micro_batch is not None:
+        return runtime
+    if not runtime.device.startswith("cuda"):
+        return runtime.replace(micro_batch=ON_CPU)
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    rows = micro_batch_for(
+        model.config,
+        memory=torch.cuda.get_device_properties(torch.device(runtime.device)).total_memory,
+        parameters=sum(n for n, _ in sizes),
+        trained=sum(n for n, trained in sizes if trained),
+        replay=bool(cell.terms),
+        positions=longest_prompt + cell.grpo.max_new_tokens,
+        sampler_share=VLLM_SHARE if runtime.sampler == "vllm" else 0.0,
+        width=2 if cell.grpo.compute_dtype == "bfloat16" else 4,
+    )
+    logger.info("micro-batches of %d completions, by the memory of the device", rows)
+    return runtime.replace(micro_batch=rows)
