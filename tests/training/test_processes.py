@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
 ARM = "hardcd_lam0p1"
 TWO = {"num_processes": 2, "micro_batch": 4, "resume_every": 1}
-STOCK = {"bucket": False, "drop_zero": False}
+STOCK = {"bucket": False, "drop_zero": False, "lean_head": False}
 LORA = {"arm": ARM, "lora_rank": 4, "lr": 5e-3, "steps": 4}
 BURSTING = Grpo(prompts_per_step=4, rollouts_per_prompt=4, max_new_tokens=48, compute_dtype="float32", weight_decay=1e7)
 END_S = 240
