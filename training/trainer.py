@@ -4,6 +4,8 @@ What is overridden, and why (tests/training/test_trl_pins.py fails when TRL chan
 
 - `_get_train_sampler`: TRL's order depends on how many epochs one process has seen; ours on (seed, epoch) alone.
   Where the data loader is sharded and skips, accelerate does not tell it the epoch: it is set when it is made.
+- `get_train_dataloader`: its rows are texts; accelerate would look for tensors in each, as often as a step has
+  micro-batches.
 - `_generate_and_score_completions`: per-step seeds, and the step's rollouts with their advantages.
 - `_prepare_inputs`: the step's rows in micro-batches of like length, without those that add nothing to the loss
   (`training/buckets.py`).
@@ -16,10 +18,9 @@ What is overridden, and why (tests/training/test_trl_pins.py fails when TRL chan
 With no term, and `bucket`, `drop_zero` and `lean_head` off, loss and gradients are TRL's own.
 """
 
-import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +39,12 @@ from training.folder import CellFile, RunFolder, Runtime
 from training.lora import sync_out_of_place
 from training.memory import sized
 from training.objectives import GradientPart, collate, mean_token_nll, next_token_logprobs
+from training.order import EpochSampler, stream_seed
 from training.processes import agreed
 from training.replay import Draw, ReplayBuffer, Stocked
 from training.reward import RewardStream
 from training.rollouts import Rollout, draw_step, write_rollouts
 from training.signs import varied_groups
-
-
-def stream_seed(seed: int, step: int, stream: str) -> int:
-    """Return the seed of a random stream at one step: no stream depends on another's history."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{stream}".encode()).digest()[:7], "big")
-
-
-class EpochSampler(RepeatSampler):
-    """TRL's sampler with an order that is a function of (seed, epoch), so that a resumed run sees the same data."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set by accelerate at the start of every epoch, also after a resume."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        self.generator.manual_seed(stream_seed(self.seed or 0, self.epoch, "data"))
-        return super().__iter__()
 
 
 class CellTrainer(GRPOTrainer):
@@ -124,6 +107,12 @@ class CellTrainer(GRPOTrainer):
         sampler = EpochSampler(s.data_source, s.mini_repeat_count, s.batch_size, s.repeat_count, s.shuffle, s.seed)
         sampler.set_epoch(self.first_epoch)
         return sampler
+
+    def get_train_dataloader(self) -> Any:
+        """Return TRL's loader, without the search for tensors in rows of text."""
+        loader = super().get_train_dataloader()
+        loader.device = None
+        return loader
 
     def _make_reward(self) -> Any:
         def passes_asserts(prompts: Any, completions: list[str], problem_id: list[str], **_: Any) -> list[float]:

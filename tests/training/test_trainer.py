@@ -21,8 +21,9 @@ from training.cell import Grpo
 from training.config import grpo_config
 from training.folder import RunFolder, Runtime
 from training.guard import Guard
+from training.order import stream_seed
 from training.run import load_model, read_folder
-from training.trainer import CellTrainer, stream_seed
+from training.trainer import CellTrainer
 
 Make = Callable[..., RunFolder]
 TINY = Grpo(prompts_per_step=4, rollouts_per_prompt=4, max_new_tokens=48, compute_dtype="float32")

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import trl
+from accelerate.data_loader import DataLoaderShard
 from transformers import Trainer
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
-from training.trainer import CellTrainer, EpochSampler
+from training.order import EpochSampler
+from training.trainer import CellTrainer
 
 PINS: list[tuple[Callable[..., Any], str, str]] = [
     (
@@ -59,6 +61,16 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
         GRPOTrainer._calculate_rewards,
         "736ae29b083840b5da2638b55ad1258659c644589991fe6a494131354952efef",
         "what the reward function is called with",
+    ),
+    (
+        GRPOTrainer.get_train_dataloader,
+        "2bffe5a57c539e17dafbdec15ca8fce48aaee94599bc7900fbbf5618ba1c7bb5",
+        "that its batches are lists of rows of text, which no device holds",
+    ),
+    (
+        DataLoaderShard.__iter__,
+        "77b896b76f3c73e9fb1126bdf1645577a4fe398e59324bec768ce1e8db3ad354",
+        "that `device` is where batches are sent, and nothing else",
     ),
     (
         GRPOTrainer._prepare_inputs,

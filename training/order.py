@@ -1,0 +1,25 @@
+"""The order of the data, and the seeds of random streams, as functions of the seed and the place in the run alone."""
+
+import hashlib
+from collections.abc import Iterator
+
+from trl.trainer.utils import RepeatSampler
+
+
+def stream_seed(seed: int, step: int, stream: str) -> int:
+    """Return the seed of a random stream at one step: no stream depends on another's history."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{stream}".encode()).digest()[:7], "big")
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's sampler with an order that is a function of (seed, epoch), so that a resumed run sees the same data."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set by accelerate at the start of every epoch, also after a resume."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(stream_seed(self.seed or 0, self.epoch, "data"))
+        return super().__iter__()
