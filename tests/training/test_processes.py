@@ -106,9 +106,9 @@ def assert_same(mine: RunFolder, theirs: RunFolder) -> None:
         assert [a[k] for k in ("reward", "mean_tokens")] == [b[k] for k in ("reward", "mean_tokens")]
     last = max(theirs.checkpoints())
     before, found, expected = weights(theirs, 2), weights(mine, last), weights(theirs, last)
-    moved = max(float((before[k] - v).abs().max()) for k, v in expected.items())
-    apart = max(float((found[k] - v).abs().max()) for k, v in expected.items())
-    assert apart < 0.01 * moved
+    moved = sum(float((before[k] - v).square().sum()) for k, v in expected.items())
+    apart = sum(float((found[k] - v).square().sum()) for k, v in expected.items())
+    assert apart < 1e-6 * moved  # by their norms: where a gradient is all but 0, AdamW makes much of its rounding
     for name, table in rollouts(mine).items():
         assert table["token_ids"].map(list).tolist() == rollouts(theirs)[name]["token_ids"].map(list).tolist()
 
