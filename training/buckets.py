@@ -6,11 +6,14 @@ covers more positions (rows x width) than TRL's largest would, so memory does no
 nothing to the loss and may be left out. The loss is a sum over rows with one normaliser, so it stays the same to float
 rounding, whatever the cut.
 
+Several processes cut alike, by the longest rows that any of them has: TRL gathers a figure a row from all of them, and
+who is done with a micro-batch waits for the others.
+
 Axes: B rows, N cut points.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,27 +24,34 @@ GRAIN = 128
 """At most so many places where a step may be cut: finer ones cost time and save next to nothing."""
 
 
-def arrange(window: Sequence[Batch], *, drop_zero: bool, bucket: bool) -> list[Batch]:
+def arrange(
+    window: Sequence[Batch], *, drop_zero: bool, bucket: bool, gather: Callable[[list[Any]], list[Any]] = list
+) -> list[Batch]:
     """Return the rows of one optimizer step in the same number of micro-batches.
 
     Args:
         window: micro-batches of one step: tensors with rows first, or scalars that all share.
         drop_zero: leave out rows whose advantage is zero.
         bucket: sort rows by length and cut where padding is least; otherwise rows keep their order.
+        gather: returns the items of all processes; each then has as many rows in a micro-batch as the others.
     """
     rows = {k: _joined([batch[k] for batch in window]) for k in window[0]}
     keep = rows["advantages"] != 0 if drop_zero else torch.ones_like(rows["advantages"], dtype=torch.bool)
-    prompts_B = rows["prompt_mask"].sum(1).cpu().numpy()
-    completions_B = rows["completion_mask"].sum(1).cpu().numpy()
+    lengths_2B = np.stack([rows[k].sum(1).cpu().numpy() for k in ("prompt_mask", "completion_mask")])
     kept = keep.nonzero().flatten().cpu().numpy()
-    if bucket and len(kept):
+    shortest = int(lengths_2B.sum(0).argmin())
+    everybody = gather([(lengths_2B[:, kept], lengths_2B[:, shortest], lengths_2B.max(1).sum())])
+    most = max(lengths.shape[1] for lengths, _, _ in everybody)
+    if bucket and most:
         micro = len(window[0]["advantages"])
-        kept, bounds = _cheapest(kept, prompts_B, completions_B, len(window), micro)
+        longest = int(max(longest for _, _, longest in everybody))
+        kind, bounds = _cheapest(everybody, most, len(window), micro, micro * longest)
+        kept = kept[_order(lengths_2B[:, kept], kind)]
     else:
-        bounds = np.linspace(0, len(kept), len(window) + 1).round().astype(int)
-    shortest = int((prompts_B + completions_B).argmin())
-    parts = [kept[a:b] for a, b in itertools.pairwise(bounds)]
-    return [_taken(rows, part, shortest) for part in parts]
+        bounds = np.linspace(0, most, len(window) + 1).round().astype(int)
+    missing = most - len(kept)
+    parts = [(kept[max(0, a - missing) : max(0, b - missing)], b - a) for a, b in itertools.pairwise(bounds)]
+    return [filled_up(_taken(rows, part, shortest), max(1, count)) for part, count in parts]
 
 
 def trim(batch: Batch) -> Batch:
@@ -101,26 +111,36 @@ def cut(widths_by_part: np.ndarray, count: int, limit: int) -> np.ndarray:
     return np.array(points[::-1])
 
 
+def _order(lengths_2B: np.ndarray, kind: int) -> np.ndarray:
+    """Return the rows sorted by completion (0), or by prompt and completion together (1)."""
+    prompts, completions = lengths_2B
+    first, second = ((completions, prompts), (prompts + completions, completions))[kind]
+    return np.lexsort((second, first))
+
+
 def _cheapest(
-    kept: np.ndarray, prompts_B: np.ndarray, completions_B: np.ndarray, count: int, micro: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the kept rows in the better of two orders, and where to cut them.
+    everybody: Sequence[tuple[np.ndarray, np.ndarray, int]], n: int, count: int, micro: int, limit: int
+) -> tuple[int, np.ndarray]:
+    """Return the better of two orders, and where to cut the `n` rows of every process, those that fill up first.
 
     `count` parts of `micro` rows keep to the limit, so cutting at multiples of a divisor of `micro` can as well.
     """
-    limit = micro * int(prompts_B.max() + completions_B.max())
-    coarse = -(-len(kept) // max(GRAIN, count))
+    coarse = -(-n // max(GRAIN, count))
     grain = max(d for d in range(1, micro + 1) if micro % d == 0 and d <= coarse)
-    points = np.unique(np.append(np.arange(0, len(kept), grain), len(kept)))
+    points = np.unique(np.append(np.arange(0, n, grain), n))
     tried = []
-    for first, second in ((completions_B, prompts_B), (prompts_B + completions_B, completions_B)):
-        order = kept[np.lexsort((second[kept], first[kept]))]
-        area = _areas(prompts_B[order], completions_B[order], points)
+    for kind in (0, 1):
+        areas = []
+        for lengths_2B, filler_2, _ in everybody:
+            fillers = np.repeat(filler_2[:, None], n - lengths_2B.shape[1], axis=1)
+            prompts, completions = np.hstack([fillers, lengths_2B[:, _order(lengths_2B, kind)]])
+            areas.append(_areas(prompts, completions, points))
+        area = np.maximum.reduce(areas)
         chosen = cut(area, count, limit)
         spent = sum(area[a, b] for a, b in itertools.pairwise(chosen) if a < b)
-        tried.append((spent, order, points[chosen]))
-    _, order, bounds = min(tried, key=lambda t: t[0])
-    return order, bounds
+        tried.append((spent, kind, points[chosen]))
+    _, kind, bounds = min(tried, key=lambda t: t[0])
+    return kind, bounds
 
 
 def _areas(prompts: np.ndarray, completions: np.ndarray, points: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import torch
 
 from training.cell import Cell
 from training.folder import Runtime
+from training.processes import agreed
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ WEIGHT_BYTES = 4 + 4 + 8 + 2
 """A trained parameter: fp32 weight and gradient, AdamW's two moments, its bf16 copy under autocast."""
 REPLAY_BYTES = 4
 """A trained parameter, where replay's gradient is computed beside GRPO's."""
+DDP_BYTES = 4
+"""A trained parameter, where several processes average their gradients: the buffers that are sent."""
 FROZEN_BYTES = 4 + 2
 """A parameter that is not trained."""
 SPARE = 0.8
@@ -58,6 +61,7 @@ def micro_batch_for(
     positions: int,
     sampler_share: float = 0.0,
     width: int = 2,
+    several: bool = False,
 ) -> int:
     """Return how many rows of `positions` tokens fit, at least 1: too small a device fails by itself.
 
@@ -70,14 +74,16 @@ def micro_batch_for(
         positions: longest prompt and longest completion together.
         sampler_share: part of the device that a vLLM engine in this process takes for itself.
         width: bytes of a number.
+        several: whether several processes train the cell.
     """
-    fixed = trained * (WEIGHT_BYTES + (REPLAY_BYTES if replay else 0)) + (parameters - trained) * FROZEN_BYTES
+    each = WEIGHT_BYTES + (REPLAY_BYTES if replay else 0) + (DDP_BYTES if several else 0)
+    fixed = trained * each + (parameters - trained) * FROZEN_BYTES
     left = memory * (1 - sampler_share) - fixed - CONSTANT_BYTES
     return max(1, int(SPARE * left / (positions * bytes_per_position(config, width))))
 
 
 def sized(runtime: Runtime, cell: Cell, model: Any, longest_prompt: int) -> Runtime:
-    """Return the runtime with a micro-batch, chosen by the device's memory where none is asked for."""
+    """Return the runtime with a micro-batch, chosen by the smallest device's memory where none is asked for."""
     if runtime.micro_batch is not None:
         return runtime
     if not runtime.device.startswith("cuda"):
@@ -92,6 +98,8 @@ def sized(runtime: Runtime, cell: Cell, model: Any, longest_prompt: int) -> Runt
         positions=longest_prompt + cell.grpo.max_new_tokens,
         sampler_share=VLLM_SHARE if runtime.sampler == "vllm" else 0.0,
         width=2 if cell.grpo.compute_dtype == "bfloat16" else 4,
+        several=runtime.num_processes > 1,
     )
+    rows = min(agreed(runtime).gather([rows]))
     logger.info("micro-batches of %d completions, by the memory of the device", rows)
     return runtime.replace(micro_batch=rows)

@@ -33,7 +33,7 @@ from trl.trainer.utils import RepeatSampler
 from evaluation.judge import Judge
 from evaluation.prompts import prompt_ids, render
 from evaluation.records import Outcome, Problem
-from training.buckets import arrange, filled_up
+from training.buckets import arrange
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
 from training.lora import sync_out_of_place
@@ -179,10 +179,8 @@ class CellTrainer(GRPOTrainer):
         assert self._buffered_inputs is not None
         window = self.args.gradient_accumulation_steps
         parts = [self._buffered_inputs[i : i + window] for i in range(0, len(self._buffered_inputs), window)]
-        arranged = [b for part in parts for b in arrange(part, drop_zero=drop, bucket=self.runtime.bucket)]
-        if self.processes.count > 1:  # TRL gathers a figure a row from all processes
-            counts = self.processes.gather([[len(b["advantages"]) for b in arranged]])
-            arranged = [filled_up(b, max(of)) for b, of in zip(arranged, zip(*counts, strict=True), strict=True)]
+        how = {"drop_zero": drop, "bucket": self.runtime.bucket, "gather": self.processes.gather}
+        arranged = [b for part in parts for b in arrange(part, **how)]
         self._buffered_inputs = arranged
         return arranged[self._step % len(arranged)]
 

@@ -112,7 +112,7 @@ def test_a_large_value_comes_under_the_clock(drip):
     """Announced by its hash, then dripped, or worked on in the meantime."""
     says = {
         "size": "    for b in struct.pack('<I', 9): time.sleep(0.7); os.write(fd, bytes([b]))\n",
-        "bytes": "    os.write(fd, struct.pack('<I', 1 << 30))\n    while True: os.write(fd, b'f'); time.sleep(0.3)\n",
+        "bytes": "    os.write(fd, struct.pack('<I', 1 << 25))\n    while True: os.write(fd, b'f'); time.sleep(0.3)\n",
         "nothing": "    time.sleep(99)\n",
     }[drip]
     hashed = (

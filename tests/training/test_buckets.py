@@ -101,6 +101,37 @@ def test_the_cut_is_the_best_of_all(seed: int, count: int) -> None:
     assert sum(table[a, b] for a, b in itertools.pairwise(points)) == best
 
 
+def arranged_by_all(windows: list[list[dict[str, Any]]], **how: bool) -> list[list[dict[str, Any]]]:
+    """Return what each process makes of its window, having heard of the others'."""
+    told: list[Any] = []
+    for window in windows:
+        arrange(window, **how, gather=lambda mine: told.append(mine[0]) or mine)
+    return [arrange(window, **how, gather=lambda _: told) for window in windows]
+
+
+@pytest.mark.parametrize("bucket", [True, False])
+@pytest.mark.parametrize("drop_zero", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_processes_cut_alike_and_none_takes_more_than_the_largest_that_any_would(
+    seed: int, drop_zero: bool, bucket: bool
+) -> None:
+    """One has long rows, one short ones and a runaway, one a heavy tail; each leaves out another number of rows."""
+    rng = np.random.default_rng(seed)
+    micro, kinds = 4, (rng.integers(60, 80, 24), [*rng.integers(1, 4, 23), 75], rng.pareto(1.0, 24).clip(0, 16) * 4 + 1)
+    prompts = [rng.integers(1, 9, 24).tolist() for _ in kinds]
+    completions = [[int(n) for n in kind] for kind in kinds]
+    zero = [tuple(np.flatnonzero(rng.random(24) < share).tolist()) for share in (0.7, 0.1, 1.0)]
+    windows = [step_of(p, c, micro, z) for p, c, z in zip(prompts, completions, zero, strict=True)]
+    limit = micro * max(max(p) + max(c) for p, c in zip(prompts, completions, strict=True))
+    found = arranged_by_all(windows, drop_zero=drop_zero, bucket=bucket)
+    for alike in zip(*found, strict=True):
+        assert len({len(b["advantages"]) for b in alike}) == 1
+        assert all(b["prompt_ids"].numel() + b["completion_ids"].numel() <= limit for b in alike)
+    for batches, left_out in zip(found, zero, strict=True):
+        assert len(batches) == 6
+        assert rows_of(batches) == [i + 1 for i in range(24) if i not in left_out]
+
+
 def test_rows_that_fill_up_count_for_nothing_and_the_others_stay() -> None:
     """`num_items_in_batch` is the step's, so the normaliser does not move either."""
     batch = {

@@ -38,6 +38,11 @@ def test_rows_that_fit_a_device(gib: int, rows: int) -> None:
     assert micro_batch_for(QWEN3_1P7B, memory=gib << 30, **FULL) == rows
 
 
+def test_several_processes_leave_room_for_the_gradients_that_they_send() -> None:
+    """4 bytes a parameter are 6.4 GiB; four fifths of that are 5.5 rows of 0.93 GiB."""
+    assert micro_batch_for(QWEN3_1P7B, memory=80 << 30, **FULL, several=True) == 30
+
+
 def test_less_is_left_beside_a_sampler_and_more_without_replay_or_with_adapters() -> None:
     plain = micro_batch_for(QWEN3_1P7B, memory=80 << 30, **FULL)
     assert micro_batch_for(QWEN3_1P7B, memory=80 << 30, sampler_share=0.3, **FULL) < plain
