@@ -51,6 +51,8 @@ _BOUNDS = {
     "string_too_short": ("min_length", "leave it out, or give at least {} character"),
 }
 
+_OS_ERROR = re.compile(r"([A-Z][\w ]+) \(os error (\d+)\)")
+"""As Rust's standard library says it: safetensors, tokenizers."""
 _OURS = re.compile(r"(\w[\w.-]*)=(.*?): (.*); (.*)", re.DOTALL)
 """The form `FIELD=VALUE: reason; what to do` of our own validators' messages."""
 
@@ -109,6 +111,11 @@ def as_ablation_error(error: Exception) -> AblationError | None:
         return explain(error)
     if isinstance(error, OSError) and error.errno in _MACHINE:
         return MachineError("path", error.filename or "?", error.strerror or "refused", _MACHINE[error.errno])
+    told = _OS_ERROR.search(str(error))  # of an extension module: its exceptions carry no number
+    if told and int(told[2]) in _MACHINE:
+        return MachineError("path", "?", told[1], _MACHINE[int(told[2])])
+    if "PytorchStreamWriter failed writing" in str(error):
+        return MachineError("path", "?", "a file could not be written to its end", _MACHINE[errno.ENOSPC])
     return None
 
 

@@ -84,8 +84,10 @@ def resolve(model_dir: Path, *, name: str, rendering: str) -> PromptSpec:
         InputError: no such name or rendering, no chat template where `chat` needs one, or no stop id at all.
     """
     if rendering not in RENDERINGS.get(name, ()):
-        known = ", ".join(f"{n} {r}" for n, rs in RENDERINGS.items() for r in rs)
-        raise InputError("prompt", f"{name} {rendering}", "no such prompt specification", f"use one of {known}")
+        if name in RENDERINGS:
+            known = " or ".join(RENDERINGS[name])
+            raise InputError("prompt", rendering, f"{name} has no such rendering", f"use --prompt {known}")
+        raise InputError("prompt", name, "no such prompt specification", f"use one of {', '.join(RENDERINGS)}")
     template = read_template(model_dir)
     if rendering == "chat" and template is None:
         raise InputError("prompt", "chat", f"{model_dir} has no chat template", "use --prompt docstring")

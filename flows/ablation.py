@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from evaluation.errors import AblationError, InputError
+from evaluation.errors import AblationError, InputError, MachineError
 from evaluation.findings import Finding
 from evaluation.program import as_ablation_error
 from flows.loop import Future, Loop, Units
@@ -47,6 +47,8 @@ class Outcome:
     missing: tuple[str, ...]
     failures: tuple[str, ...]
     """Messages of tasks that failed, for the reason of what is missing."""
+    exit_code: int = 0
+    """1 where something is missing; 3 where this machine lacks what it takes."""
 
     @property
     def message(self) -> str:
@@ -94,7 +96,9 @@ def run_ablation(parameters: Parameters, board: Board) -> Outcome:
             board.say(audit(work))
             failures = run_remote(work, parameters) if remote else run_here(work, board, parameters)
             missing = work.missing()
-            return Outcome(report(work, missing), tuple(missing), tuple(failures))
+            code = 3 if any(isinstance(f, MachineError) for f in failures) else 1
+            told = tuple(" ".join(str(f).split()) for f in failures)
+            return Outcome(report(work, missing), tuple(missing), told, code if missing else 0)
 
 
 @contextmanager
@@ -141,8 +145,8 @@ def slots(work: Work) -> int:
     return max(1, (len(here.gpus) - 1) // here.gpus_per_cell if work.needs_gpu else here.cores)
 
 
-def run_here(work: Work, board: Board, parameters: Parameters, *, scoring: bool = True) -> list[str]:
-    """Train, publish and score in children of this process; return the messages of what failed."""
+def run_here(work: Work, board: Board, parameters: Parameters, *, scoring: bool = True) -> list[Exception]:
+    """Train, publish and score in children of this process; return why what failed did."""
     child = EvaluationChild(work)
 
     def score(cell: Cell | None, step: int, after: Sequence[Future]) -> Future:
@@ -163,7 +167,7 @@ def run_here(work: Work, board: Board, parameters: Parameters, *, scoring: bool 
     return failures_of(loop)
 
 
-def run_remote(work: Work, parameters: Parameters) -> list[str]:
+def run_remote(work: Work, parameters: Parameters) -> list[Exception]:
     """Train and score in child flow runs of the pools; each trainer publishes what lies on its own disk."""
     words = parameters.model_dump(mode="json")
 
@@ -187,14 +191,17 @@ def label(work: Work, cell: Cell | None, step: int) -> str:
     return f"{cell.name if cell else work.model.name} step {step}"
 
 
-def failures_of(loop: Loop) -> list[str]:
-    """Return the messages of the tasks that failed; they explain, and decide nothing."""
+def failures_of(loop: Loop) -> list[Exception]:
+    """Return why tasks failed; the reasons explain, and decide nothing."""
     for future in loop.futures:
         future.wait()
-    messages = [str(f.state.message) for f in loop.futures if not f.state.is_completed()]
-    for message in messages:
-        logger.warning("%s", message)
-    return messages
+    failed = []
+    for state in (f.state for f in loop.futures if not f.state.is_completed()):
+        error = state.result(raise_on_failure=False) if state.is_failed() else None
+        known = as_ablation_error(error) if isinstance(error, Exception) else None
+        failed.append(known or RuntimeError(state.message or state.name))
+        logger.warning("%s", failed[-1])
+    return failed
 
 
 def resolve_cell(parameters: Parameters, name: str) -> Cell:

@@ -43,9 +43,9 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
     if not logger.isEnabledFor(logging.DEBUG):
         logging.getLogger("prefect").propagate = False  # what we tell in a line, it tells in tracebacks
     store, runs = places(parameters)
+    check_writable("runs", runs)  # before the store, which is in there unless another is named
     # Also the first thing that the flow does; but it takes seconds to get there.
     check_machine(parameters.spec, parameters.grid, store, settings())
-    check_writable("runs", runs)
     board = Board(quiet)
     board.say("starting")
     ensure_server()
@@ -79,5 +79,5 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
         report=f"{rel}/report.md",
         finding=f"{rel}/finding.json",
         classes={r.cell: r.class_ for r in outcome.finding.runs},
-        exit_code=1 if outcome.missing else 0,
+        exit_code=outcome.exit_code,
     )

@@ -65,7 +65,7 @@ def _train(name: str, parameters: Parameters) -> State:
     alone = parameters.replace(cells=(name,), max_parallel_cells=1)
     work = prepare_work(alone, *places(parameters), here=True)
     audit(work)
-    failures = run_here(work, Board(quiet=True), alone, scoring=False)
+    failures = [str(f) for f in run_here(work, Board(quiet=True), alone, scoring=False)]
     missing = work.unpublished(cell)
     return Failed(message=incomplete(missing, failures)) if missing else Completed(message=f"{name}: published")
 

@@ -1,5 +1,6 @@
 """From the store to the finding: evidence of every planned cell, the report, and its Prefect artifacts."""
 
+import hashlib
 import json
 import logging
 import math
@@ -13,6 +14,7 @@ from prefect.exceptions import PrefectException
 
 from evaluation.contamination import Contamination
 from evaluation.curves import RunEvidence
+from evaluation.errors import InputError
 from evaluation.findings import Finding
 from evaluation.manifests import Provenance, Revisions, versions, write_manifest
 from evaluation.report import ReportInput, draw_pictures, inline, report_markdown, write_report
@@ -113,8 +115,14 @@ def _score(store: Store, folder: str, step: int) -> Score | None:
     rel = f"{folder}/global_step_{step}"
     if not store.has(rel):
         return None
-    raw = store.read(f"{rel}/score.json")
-    return Score.model_validate_json(raw) if raw is not None else None
+    raw, manifest = store.read(f"{rel}/score.json"), store.manifest(rel)
+    if raw is None or manifest is None:
+        return None
+    listed = {f.path: f.sha256 for f in manifest.files}
+    if hashlib.sha256(raw).hexdigest() != listed.get("score.json"):
+        reason, fix = "has other bytes than its manifest says", "remove its folder; the same run then sends it again"
+        raise InputError("score", f"{store.url}/{rel}/score.json", reason, fix)
+    return Score.model_validate_json(raw)
 
 
 def publish_report(store: Store, given: ReportInput, out: Path, shared: dict[str, Path]) -> Finding:

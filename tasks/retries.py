@@ -6,7 +6,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from evaluation.errors import AblationError
+from evaluation.program import as_ablation_error
 from tasks.launch import INTERNAL, STOPPING
 
 ONCE_EACH: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
@@ -18,4 +18,5 @@ def retriable(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     if STOPPING.is_set():
         return False
     error = state.result(raise_on_failure=False)
-    return not isinstance(error, AblationError) or error.exit_code >= INTERNAL
+    known = as_ablation_error(error) if isinstance(error, Exception) else None  # a full disk, not only our own errors
+    return known is None or known.exit_code >= INTERNAL

@@ -1,5 +1,6 @@
 """The environment, read here and nowhere else; and what Prefect must find in it before it is imported."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -65,6 +66,15 @@ NEVER_KEPT = {
     "WANDB_SERVICE",  # of a parent's run
     "TENSORBOARD_LOGGING_DIR",  # each cell has its own
 }
+
+
+PACKAGES = ("flows", "tasks", "training", "evaluation")
+
+
+def tell_info() -> None:
+    """Let our own lines of level INFO through: Prefect sends what gets there, and Python's default is WARNING."""
+    for name in PACKAGES:
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 class Settings(Record):

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from evaluation.errors import InputError
 from evaluation.manifests import Revisions, is_complete
 from evaluation.problems import Prepared
+from evaluation.program import read_record
 from evaluation.prompts import PromptSpec
 from evaluation.protocol import Protocol
 from tasks.models import ModelFiles
 from training.cell import MODELS, Cell, Identity, Model
 from training.experiment import Experiment
-from training.folder import Result, RunFolder
+from training.folder import CellFile, Result, RunFolder
 from training.store import Store
 
 
@@ -54,8 +56,11 @@ class Work:
         return f"{cell.name if cell else self.model.name}/scores/{protocol.folder}/global_step_{step}"
 
     def result(self, cell: Cell) -> Result | None:
-        """How a cell ended, once its logs are sealed in the store."""
+        """How a cell ended, once its logs are sealed in the store, and its rollouts whole."""
         if not self.store.has(f"{cell.name}/logs"):
+            return None
+        rollouts = f"{cell.name}/rollouts"
+        if not self.store.has(rollouts) and self.store.backend.list(rollouts):
             return None
         raw = self.store.read(f"{cell.name}/logs/result.json")
         return Result.model_validate_json(raw) if raw is not None else None
@@ -112,6 +117,10 @@ class Work:
         """
         for cell in self.cells:
             identity = self.identity(cell)
+            path = self.folder(cell).cell_json
+            if path.is_file() and (found := read_record(CellFile, path)).identity.fingerprint != identity.fingerprint:
+                difference = "; ".join(identity.differences(found.identity)[:4])
+                raise InputError("runs", path.parent, f"holds another run ({difference})", "use another --runs folder")
             steps = [f"{cell.name}/global_step_{s}" for s in cell.checkpoints]
             scores = [self.score_rel(cell, p, s) for p in self.experiment.protocols for s in cell.checkpoints]
             for rel in (f"{cell.name}/logs", f"{cell.name}/rollouts", *steps, *scores):

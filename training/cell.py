@@ -307,12 +307,12 @@ class Identity(Record):
             revisions=self.revisions,
         )
 
-    def differences(self, found: Manifest) -> list[str]:
+    def differences(self, found: "Manifest | Identity") -> list[str]:
         """Return `field: asked -> found` for every leaf in which a stored manifest differs, for the refusal."""
         return differences(self.model_dump(mode="json"), found)
 
 
-def differences(asked: dict[str, object], found: Manifest) -> list[str]:
+def differences(asked: dict[str, object], found: "Manifest | Identity") -> list[str]:
     """Return `field: asked -> found` for every leaf of an identity in which a stored manifest differs."""
     fields = set(Identity.model_fields)
     mine = _leaves({k: v for k, v in asked.items() if k in fields})

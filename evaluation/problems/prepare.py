@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from pydantic import ValidationError
+
 from evaluation.contamination import Contamination, find_contamination
 from evaluation.errors import InputError
 from evaluation.files import write_text
 from evaluation.problems.humaneval import load_humaneval_plus
 from evaluation.problems.mbpp import Loaded, load_mbpp, load_mbpp_plus
 from evaluation.problems.toy import generate
+from evaluation.program import explain
 from evaluation.records import Problem, Record
 from evaluation.splits import Ids, Source, Split, build_split, split_mbpp
 
@@ -151,7 +154,9 @@ def read_problems(path: Path | str) -> list[Problem]:
         try:
             return [Problem.model_validate(json.loads(line)) for line in f if line.strip()]
         except ValueError as error:
-            raise InputError("problems", path, f"not a file of problems ({error})", "run the split again") from error
+            why = explain(error) if isinstance(error, ValidationError) else error
+            reason = " ".join(f"not a file of problems ({why})".split())
+            raise InputError("problems", path, reason, "run the split again") from error
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:

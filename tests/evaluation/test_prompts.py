@@ -213,7 +213,7 @@ def test_template_is_found_as_transformers_finds_it(tmp_path):
 @pytest.mark.parametrize(
     ("name", "rendering", "reason"),
     [
-        ("mbpp/1", "plain", "no such prompt specification"),
+        ("mbpp/1", "plain", "mbpp/1 has no such rendering; use --prompt chat or docstring"),
         ("mbpp/2", "chat", "no such prompt specification"),
         ("mbpp/1", "chat", "no chat template"),
         ("mbpp/1", "docstring", "no stop id"),

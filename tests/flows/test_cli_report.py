@@ -133,3 +133,17 @@ def test_another_experiment_or_an_empty_store_is_refused(
     ):
         assert main(words) == 2
         assert part in capsys.readouterr().err
+
+
+def test_a_score_whose_bytes_have_changed_enters_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One digit of the same width: the size is right, the number would be wrong."""
+    store = open_store(str(tmp_path / "store"))
+    score(store, tmp_path, None, 0, 1)
+    for cell in SPEC.cells():
+        for step in cell.checkpoints:
+            score(store, tmp_path, cell, step, 1)
+    path = next((tmp_path / "store").glob("toy_*/scores/*/global_step_2/score.json"))
+    path.write_bytes(path.read_bytes().replace(b"1", b"2", 1))
+    assert main(["report", str(tmp_path / "store"), "--experiment", "micro"]) == 2
+    err = capsys.readouterr().err
+    assert "score.json: has other bytes than its manifest says; remove its folder" in err

@@ -117,6 +117,11 @@ def test_sealed_records_replace_the_open_ones(make_work):
     assert work.result(cell) is None
     seal(work, cell)
     assert work.result(cell) == Result(end="finished", last_step=4, onset_step=None)
+    part = next(p for p in (Path(work.store.url.removeprefix("file://")) / cell.name / "rollouts").glob("step_*"))
+    part.write_bytes(part.read_bytes()[:1])
+    assert work.result(cell) is None  # a damaged part is published again
+    seal(work, cell)
+    assert work.result(cell) is not None
     before = stored(work, cell)
     publish_open_files(work, cell)  # late: the records are closed
     assert stored(work, cell) == before
@@ -178,6 +183,9 @@ def test_a_folder_of_another_configuration_is_refused_and_a_runtime_is_not_part_
     assert other.cells[0].name == cell.name
     with pytest.raises(InputError, match="holds another configuration"):
         write_folder(other, other.cells[0])
+    with pytest.raises(InputError, match=r"holds another run \(cell_config.steps: 6 -> 4\)"):  # before anything starts
+        other.refuse_others()
+    work.refuse_others()
     runtime = runtime_of(work, cell)
     assert (runtime.device, runtime.num_threads, runtime.sampler) == ("cpu", 1, "transformers")
 
