@@ -19,6 +19,7 @@ from typing import NoReturn, TextIO
 from evaluation.errors import InputError
 from evaluation.program import stop_on_sigterm, tell
 from flows.commands import COMMANDS, Answer
+from tasks.settings import tell_from
 
 
 class Parser(argparse.ArgumentParser):
@@ -94,8 +95,7 @@ def _prepare_streams(debug: bool) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr, force=True)
-    for name in ("flows", "tasks", "training", "evaluation"):
-        logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.INFO)
+    tell_from(logging.DEBUG if debug else logging.INFO)
 
 
 def _say(text: str, out: TextIO) -> None:

@@ -17,6 +17,7 @@ from flows.parameters import Parameters
 from tasks.data import audit
 from tasks.progress import Board
 from tasks.scores import EvaluationChild, score
+from tasks.settings import tell_from
 
 
 @flow(
@@ -32,6 +33,7 @@ def train_cell(cell: str, words: dict[str, Any]) -> State:
         cell: Name of the cell.
         words: Parameters of the lr-ablation run that wants it.
     """
+    tell_from()
     return told(lambda: _train(cell, Parameters.model_validate(words)))
 
 
@@ -45,6 +47,7 @@ def score_checkpoint(label: str, cell: str | None, step: int, words: dict[str, A
         step: Its global step; 0 for the base model.
         words: Parameters of the lr-ablation run that wants it.
     """
+    tell_from()
     return told(lambda: _score(label, cell, step, Parameters.model_validate(words)))
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from flows.ablation import RUNNER, Outcome, run_ablation, verdict
 from flows.parameters import MAX_SEEDS, Parameters
 from tasks.progress import Board
-from tasks.settings import tell_info
+from tasks.settings import tell_from
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def lr_ablation(
         mbpp: Local mbpp.jsonl instead of the hub's.
         mbpp_plus: Local MbppPlus-v0.2.0.jsonl instead of EvalPlus's download.
     """
-    tell_info()
+    tell_from()
     if (flow_run.run_count or 0) > MAX_RESTARTS:
         return Failed(message=f"restarted {MAX_RESTARTS} times; look at the last attempt's logs")
 

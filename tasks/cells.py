@@ -77,11 +77,11 @@ def write_folder(work: Work, cell: Cell) -> None:
     runtime.share(cell.grpo)
     identity = work.identity(cell)
     mine = CellFile(cell=cell, prompt=work.prompt, split_sha256=identity.split_sha256, revisions=identity.revisions)
-    if folder.cell_json.is_file():
-        found = CellFile.model_validate_json(folder.cell_json.read_text(encoding="utf-8"))
-        if found.identity.fingerprint != identity.fingerprint:
-            raise InputError("runs", folder.root, "holds another configuration", "use another --runs folder")
-    else:
+    if difference := work.difference_here(cell):
+        raise InputError(
+            "runs", folder.root, f"holds another configuration ({difference})", "use another --runs folder"
+        )
+    if not folder.cell_json.is_file():
         write_json(folder.cell_json, mine)
     write_json(folder.runtime_json, runtime)
 

@@ -71,10 +71,10 @@ NEVER_KEPT = {
 PACKAGES = ("flows", "tasks", "training", "evaluation")
 
 
-def tell_info() -> None:
-    """Let our own lines of level INFO through: Prefect sends what gets there, and Python's default is WARNING."""
+def tell_from(level: int = logging.INFO) -> None:
+    """Let our own lines from `level` on through to whoever sends them on; Python's default is WARNING."""
     for name in PACKAGES:
-        logging.getLogger(name).setLevel(logging.INFO)
+        logging.getLogger(name).setLevel(level)
 
 
 class Settings(Record):

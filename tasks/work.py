@@ -109,6 +109,18 @@ class Work:
         steps = (s for s in self.expected(cell) if not self.published(cell, s))
         return [f"{cell.name}/global_step_{s} (checkpoint)" for s in steps]
 
+    def difference_here(self, cell: Cell) -> str | None:
+        """Return in what the run directory of a cell is another's; None if it is not, or is not there.
+
+        Raises:
+            InputError: its cell.json cannot be read.
+        """
+        path, identity = self.folder(cell).cell_json, self.identity(cell)
+        if not path.is_file():
+            return None
+        found = read_record(CellFile, path).identity
+        return None if found.fingerprint == identity.fingerprint else "; ".join(identity.differences(found)[:4])
+
     def refuse_others(self) -> None:
         """Refuse a store or a run directory that another configuration has written to.
 
@@ -117,10 +129,9 @@ class Work:
         """
         for cell in self.cells:
             identity = self.identity(cell)
-            path = self.folder(cell).cell_json
-            if path.is_file() and (found := read_record(CellFile, path)).identity.fingerprint != identity.fingerprint:
-                difference = "; ".join(identity.differences(found.identity)[:4])
-                raise InputError("runs", path.parent, f"holds another run ({difference})", "use another --runs folder")
+            if difference := self.difference_here(cell):
+                where = self.folder(cell).root
+                raise InputError("runs", where, f"holds another run ({difference})", "use another --runs folder")
             steps = [f"{cell.name}/global_step_{s}" for s in cell.checkpoints]
             scores = [self.score_rel(cell, p, s) for p in self.experiment.protocols for s in cell.checkpoints]
             for rel in (f"{cell.name}/logs", f"{cell.name}/rollouts", *steps, *scores):

@@ -157,8 +157,7 @@ class _Walk:
             self.own.add(name)
 
     def name(self, node: ast.Name) -> list[Any]:
-        seen = node.id.startswith("__") or (node.id in _BUILTINS and node.id not in _PLAIN)
-        if seen and id(node) not in self.harmless:
+        if node.id in _BUILTINS and node.id not in _PLAIN and id(node) not in self.harmless:
             self.strange()
         self.named(node.id, own=not isinstance(node.ctx, ast.Load))
         return []

@@ -22,14 +22,12 @@ from evalplus.eval._special_oracle import (
     _surface_Area,
 )
 
-from evaluation.judge.wire import Malformed, Opaque, decode, items_of
+from evaluation.judge.wire import HASHED_BYTES, MAX_FULL_BYTES, Malformed, Opaque, decode, items_of
 
 RELATIVE_TOLERANCE = 1e-7
 FLOAT_TOLERANCE = 1e-6
 FLOATS, BYTEWISE = 1, 2
 """Flags of an expected value: it switches the tolerance on; equal bytes mean equal values (no NaN inside)."""
-HASHED_BYTES, MAX_FULL_BYTES = 1 << 18, 64 << 20
-"""From what size on the child sends a hash first; the most that is compared in full."""
 _FAILURES = (
     Malformed,
     TypeError,

@@ -13,13 +13,11 @@ import time
 from pathlib import Path
 
 from evaluation.judge.jobs import SIZE, Checker, Execution, Job, JudgeFailed, OutOfMemory
-from evaluation.judge.wire import Malformed, decode
+from evaluation.judge.wire import HASHED_BYTES, MAX_FULL_BYTES, Malformed, decode
 
 ANSWER_TIMEOUT_S = 60.0
-MAX_FRAME_BYTES, MAX_FULL_BYTES = 1 << 20, 1 << 30
-HASHED_BYTES = 1 << 18
-"""From what size on a child sends a hash first."""
-_MAX_IN_FULL = 64 << 20
+MAX_FRAME_BYTES, MAX_WHOLE_BYTES = 1 << 20, 1 << 30
+"""Of a program's frame, and of a reference's."""
 ENDED = "ended without an answer"
 _SETTLE_S = 0.005
 _SETTLE_ALL_S = 0.1
@@ -79,7 +77,7 @@ class Watch:
             if not part:
                 return None
             self.buffer += part
-            done = self._frames(MAX_FRAME_BYTES if not self.job.whole else MAX_FULL_BYTES)
+            done = self._frames(MAX_FRAME_BYTES if not self.job.whole else MAX_WHOLE_BYTES)
             if done is not None:
                 return done
 
@@ -227,7 +225,7 @@ class Watch:
         try:
             self.sock.sendall(b"n")
             size = SIZE.unpack(self._read(4))[0]
-            if not HASHED_BYTES < size <= _MAX_IN_FULL:
+            if not HASHED_BYTES < size <= MAX_FULL_BYTES:
                 return False
             frame = self._read(size)
         except (OSError, EOFError):

@@ -14,6 +14,8 @@ from typing import Any
 
 DESCRIBED = "\0described"
 """First item of the tuple that stands for a described value."""
+HASHED_BYTES, MAX_FULL_BYTES = 1 << 18, 64 << 20
+"""From what size on the child sends a hash first; the most that is compared in full."""
 MAX_RANGE = 1 << 20
 MAX_COLLISIONS = 256
 """Items of one hash: a program's own set has two at most, unless somebody looks for more."""

@@ -46,6 +46,35 @@ def make_run() -> Callable[..., RunFolder]:
     return make
 
 
+@pytest.fixture(scope="session")
+def make_trainer() -> Callable[..., Any]:
+    """`make_trainer(folder, judge)`: the trainer of a run directory, at its first step."""
+    from evaluation.problems import read_problems
+    from training.callbacks import StepLog
+    from training.guard import Guard
+    from training.run import load_policy, read_folder
+    from training.trainer import CellTrainer
+
+    def make(folder: RunFolder, judge: Any) -> CellTrainer:
+        cell_file, runtime = read_folder(folder)
+        model, tokenizer = load_policy(cell_file, runtime, None)
+        log, guard = StepLog(folder, cell_file.cell.steps), Guard(cell_file.cell.checkpoints, None)
+        trainer = CellTrainer(
+            cell_file=cell_file,
+            runtime=runtime,
+            folder=folder,
+            problems=read_problems(Path(runtime.problems_path)),
+            judge=judge,
+            model=model,
+            tokenizer=tokenizer,
+            callbacks=[log, guard],
+        )
+        log.trainer = guard.trainer = trainer
+        return trainer
+
+    return make
+
+
 def command(root: Path) -> Sequence[str]:
     """Return the command that trains the cell in a run directory."""
     return [sys.executable, "-m", "training.run", str(root)]

@@ -15,14 +15,13 @@ from evaluation.generation import sample
 from evaluation.judge import Judge
 from evaluation.problems import read_problems
 from evaluation.records import Outcome
-from training.callbacks import StepLog, drop_old_resumes
+from training.callbacks import drop_old_resumes
 from training.cell import Grpo, Replay
 from training.config import grpo_config
 from training.folder import RunFolder
-from training.guard import Guard
 from training.objectives import collate, mean_token_nll
 from training.replay import ReplayBuffer
-from training.run import load_model, read_folder
+from training.run import read_folder
 from training.trainer import CellTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,26 +44,15 @@ def test_every_fault_is_named(area: str) -> None:
 
 
 @pytest.fixture
-def build(make_run: Callable[..., RunFolder], tmp_path: Path) -> Callable[..., CellTrainer]:
+def build(
+    make_run: Callable[..., RunFolder], make_trainer: Callable[..., CellTrainer], tmp_path: Path
+) -> Callable[..., CellTrainer]:
     """`build(rewards, **cell fields)`: a trainer whose judge is told what to find, on the shipped model."""
 
     def go(rewards: list[int], **changes: Any) -> CellTrainer:
         folder = make_run(tmp_path / "run", **{"grpo": GROUPS, **changes})
-        cell_file, runtime = read_folder(folder)
-        model, tokenizer = load_model(runtime.model_path, None)
-        problems = read_problems(Path(runtime.problems_path))
-        log, guard = StepLog(folder, cell_file.cell.steps), Guard(cell_file.cell.checkpoints, None)
-        trainer = CellTrainer(
-            cell_file=cell_file,
-            runtime=runtime,
-            folder=folder,
-            problems=problems,
-            judge=Judge(problems, suites="reward", workers=1),
-            model=model,
-            tokenizer=tokenizer,
-            callbacks=[log, guard],
-        )
-        log.trainer = guard.trainer = trainer
+        _, runtime = read_folder(folder)
+        trainer = make_trainer(folder, Judge(read_problems(Path(runtime.problems_path)), suites="reward", workers=1))
         found = [Outcome.PASS if r else Outcome.FAIL for r in rewards]
         trainer.rewards.outcomes = lambda problem_ids, token_ids: found  # type: ignore[method-assign]
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps

@@ -16,13 +16,13 @@ from evaluation.errors import InputError
 from evaluation.judge import Judge
 from evaluation.manifests import Provenance
 from evaluation.problems import read_problems
-from training.callbacks import Diverged, StepLog
+from training.callbacks import Diverged
 from training.cell import Cell
 from training.exports import export_checkpoint
 from training.folder import RunFolder
 from training.guard import Guard
 from training.lora import ADAPTER, adapt, plain, sync_out_of_place, weights
-from training.run import load_policy, main, read_folder
+from training.run import main, read_folder
 from training.trainer import CellTrainer
 
 Make = Callable[..., RunFolder]
@@ -240,29 +240,18 @@ def test_a_model_without_adapters_is_synced_as_trl_does() -> None:
 
 
 @pytest.fixture
-def build(make_run: Make, tmp_path: Path) -> Iterator[Callable[..., CellTrainer]]:
+def build(
+    make_run: Make, make_trainer: Callable[..., CellTrainer], tmp_path: Path
+) -> Iterator[Callable[..., CellTrainer]]:
     """`build(**cell fields)`: a trainer at its first step, rank 4 on the shipped model, with replay."""
     judges: list[Judge] = []
 
     def go(**changes: Any) -> CellTrainer:
         folder = make_run(tmp_path / "run", **{"arm": "hardcd_lam0p1", "lora_rank": 4, "lr": 5e-3, **changes})
-        cell_file, runtime = read_folder(folder)
+        _, runtime = read_folder(folder)
         problems = read_problems(Path(runtime.problems_path))
         judges.append(Judge(problems, suites="reward", workers=1).__enter__())
-        model, tokenizer = load_policy(cell_file, runtime, None)
-        log, guard = StepLog(folder, cell_file.cell.steps), Guard(cell_file.cell.checkpoints, None)
-        trainer = CellTrainer(
-            cell_file=cell_file,
-            runtime=runtime,
-            folder=folder,
-            problems=problems,
-            judge=judges[-1],
-            model=model,
-            tokenizer=tokenizer,
-            callbacks=[log, guard],
-        )
-        log.trainer = guard.trainer = trainer
-        return trainer
+        return make_trainer(folder, judges[-1])
 
     yield go
     for judge in judges:

@@ -16,11 +16,9 @@ from evaluation.judge import Judge
 from evaluation.problems import read_problems
 from flows.experiments import EXPERIMENTS
 from training.buckets import arrange
-from training.callbacks import StepLog
 from training.cell import Grpo
 from training.config import grpo_config
 from training.folder import RunFolder, Runtime
-from training.guard import Guard
 from training.order import stream_seed
 from training.run import load_model, read_folder
 from training.trainer import CellTrainer
@@ -37,24 +35,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def trainer_of(folder: RunFolder, judge: Judge) -> CellTrainer:
-    cell_file, runtime = read_folder(folder)
-    model, tokenizer = load_model(runtime.model_path, None)
-    log, guard = StepLog(folder, cell_file.cell.steps), Guard(cell_file.cell.checkpoints, None)
-    trainer = CellTrainer(
-        cell_file=cell_file,
-        runtime=runtime,
-        folder=folder,
-        problems=read_problems(Path(runtime.problems_path)),
-        judge=judge,
-        model=model,
-        tokenizer=tokenizer,
-        callbacks=[log, guard],
-    )
-    log.trainer = guard.trainer = trainer
-    return trainer
-
-
 @pytest.fixture(scope="module")
 def judge(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
     folder = make_run(tmp_path_factory.mktemp("judged") / "run")
@@ -64,11 +44,13 @@ def judge(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def build(make_run: Make, judge: Judge, tmp_path: Path) -> Callable[..., CellTrainer]:
+def build(
+    make_run: Make, make_trainer: Callable[..., CellTrainer], judge: Judge, tmp_path: Path
+) -> Callable[..., CellTrainer]:
     """`build(name, **cell and runtime fields)`: a trainer at its first step, on the shipped model."""
 
     def go(name: str, **changes: Any) -> CellTrainer:
-        trainer = trainer_of(make_run(tmp_path / name, **changes), judge)
+        trainer = make_trainer(make_run(tmp_path / name, **changes), judge)
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
         trainer.model.train()
         return trainer
@@ -266,12 +248,14 @@ def test_a_steps_own_rollouts_enter_the_buffer_after_its_draw(build: Callable[..
     assert trainer.buffer.pass_rate == rates
 
 
-def test_whole_steps_are_those_of_stock_trl_fed_the_same_rollouts(make_run: Make, judge: Judge, tmp_path: Path) -> None:
+def test_whole_steps_are_those_of_stock_trl_fed_the_same_rollouts(
+    make_run: Make, make_trainer: Callable[..., CellTrainer], judge: Judge, tmp_path: Path
+) -> None:
     """Sampling, order and seeds are ours; loss, clipping and optimizer must be TRL's: equal weights after 3 steps."""
     folder = make_run(
         tmp_path / "ours", steps=3, stride=3, runtime={"drop_zero": False, "bucket": False, "lean_head": False}
     )
-    ours = trainer_of(folder, judge)
+    ours = make_trainer(folder, judge)
     ours.train()
     tables = [pd.read_parquet(folder.rollout(s)) for s in (1, 2, 3)]
     cell_file, runtime = read_folder(folder)
