@@ -42,6 +42,9 @@ class Parameters(Record):
                 "experiment", self.experiment, "unknown experiment", f"use one of {', '.join(sorted(EXPERIMENTS))}"
             )
         _ = self.grid
+        for field in ("mbpp", "mbpp_plus") if self.spec.benchmark == "toy" else ():
+            if (given := getattr(self, field)) is not None:
+                raise InputError(field, given, f"{self.experiment} generates its problems", "leave it out")
         return self
 
     @property

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evaluation.errors import InputError
-from evaluation.manifests import Revisions, is_complete
+from evaluation.manifests import Revisions, damaged, is_complete
 from evaluation.problems import Prepared
 from evaluation.program import read_record
 from evaluation.prompts import PromptSpec
@@ -107,7 +107,13 @@ class Work:
         if self.result(cell) is None:
             return [f"{cell.name} (not ended)"]
         steps = (s for s in self.expected(cell) if not self.published(cell, s))
-        return [f"{cell.name}/global_step_{s} (checkpoint)" for s in steps]
+        return [f"{cell.name}/global_step_{s} (checkpoint{self._damage(cell, s)})" for s in steps]
+
+    def _damage(self, cell: Cell, step: int) -> str:
+        """Say why a checkpoint of an ended cell cannot be published: running again would not make it again."""
+        local = self.folder(cell).checkpoint(step)
+        difference = damaged(local) if local.is_dir() else None
+        return f": {local}: {difference}: restore it, or use another --runs folder" if difference else ""
 
     def difference_here(self, cell: Cell) -> str | None:
         """Return in what the run directory of a cell is another's; None if it is not, or is not there.

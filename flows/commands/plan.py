@@ -21,6 +21,8 @@ def execute(args: argparse.Namespace) -> Answer:
         value = getattr(args, field)
         if value is not None and value < 1:
             raise InputError(field, value, "nothing runs on fewer than one", "use 1 or more")
+    if args.slots is not None and args.hosts is None:
+        raise InputError("slots", args.slots, "of how many hosts", "add --hosts N")
     plan = make_plan(parameters_of(args), args.hosts, args.slots)
     return Answer.of(plan, render(plan))
 

@@ -172,6 +172,26 @@ def test_what_has_changed_since_its_manifest_is_not_published(make_work):
     assert not work.published(cell, 2)
 
 
+def test_a_checkpoint_that_no_rerun_brings_back_is_named_with_its_damage(make_work):
+    work = make_work()
+    cell = work.cells[0]
+    folder = work.folder(cell)
+    train_to(work, cell, 2)
+    train_to(work, cell, 4)
+    write_json(folder.result_json, Result(end="finished", last_step=4, onset_step=None))
+    for part in (folder.logs, folder.rollouts):
+        write_manifest(part, part.name, work.identity(cell).provenance(cell.name))
+    publish(work, cell, 4)
+    seal(work, cell)
+    (missing,) = work.unpublished(cell)
+    assert missing == f"{cell.name}/global_step_2 (checkpoint)"
+    damaged = next(p for p in sorted(folder.checkpoint(2).iterdir()) if p.name != "MANIFEST.json")
+    damaged.write_bytes(b"")
+    (missing,) = work.unpublished(cell)
+    assert f"global_step_2: {damaged.name} has 0 bytes where its manifest says" in missing
+    assert missing.endswith("restore it, or use another --runs folder)")
+
+
 def test_a_folder_of_another_configuration_is_refused_and_a_runtime_is_not_part_of_it(make_work):
     work = make_work()
     cell = work.cells[0]
