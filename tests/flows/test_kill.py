@@ -87,14 +87,19 @@ def test_a_killed_flow_takes_its_children_along_and_the_same_command_finishes(pr
 
     before = whole(runs)
     second = start(prefect_server, runs, log)
-    victims = []
-    for module in ("training.run", "evaluation.run"):
-        found = wait_for(lambda m=module: running(m, runs) or second.poll() is not None, PATIENCE_S, module, 0.02)
-        if found is not True:
-            victims += found
-            os.kill(found[0], signal.SIGKILL)
+    victims: dict[str, int] = {}
+
+    def killed_all_or_over():
+        for module in {"training.run", "evaluation.run"} - victims.keys():
+            if found := running(module, runs):  # a cell may have ended before the kill: then none trains again
+                victims[module] = found[0]
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(found[0], signal.SIGKILL)
+        return len(victims) == 2 or second.poll() is not None
+
+    wait_for(killed_all_or_over, PATIENCE_S, "a trainer and the evaluator", 0.02)
     finish(second, log)
-    assert victims
+    assert "evaluation.run" in victims, log.read_text()  # what was published a moment before the kill is not scored yet
     check_end(runs, before)
 
 
