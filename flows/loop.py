@@ -1,17 +1,27 @@
 """The level-triggered loop: what the plan wants, minus what the store has, is submitted as tasks, each once.
 
-Task states decide nothing, so a retry, a rerun and a second host all do the same: whatever is missing.
+Task states decide nothing, so a retry, a rerun and a second host all do the same: whatever is missing. While the store
+is out of reach cells train on; what could not be published or scored then is submitted again once it answers.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from evaluation.program import as_ablation_error
+from tasks.launch import STOPPING
 from tasks.work import Work
 from training.cell import Cell
 
+logger = logging.getLogger(__name__)
+
 LOOK_EVERY_S = 0.5
+STORE_PATIENCE_S = 12 * 3600.0
+"""How long a store may be out of reach before the flow gives up; a rerun goes on all the same."""
+AGAIN_EVERY_S = 20.0
+"""Between two looks at a store that does not answer, and two submissions of what failed for that."""
 
 
 class Future(Protocol):
@@ -54,6 +64,11 @@ class Loop:
     look_every_s: float = LOOK_EVERY_S
     max_scoring: int = 32
     """Scores being made or waited for at a time: each holds a thread."""
+    again_every_s: float = AGAIN_EVERY_S
+    patience_s: float = STORE_PATIENCE_S
+    lost_at: float | None = None
+    """When the store was first out of reach, since it last took something."""
+    again_at: float = 0.0
     training: dict[str, Future] = field(default_factory=dict)
     publishing: dict[tuple[str, int], Future] = field(default_factory=dict)
     sealing: dict[str, Future] = field(default_factory=dict)
@@ -70,9 +85,48 @@ class Loop:
         """Submit what is missing until nothing runs and a last look finds nothing to submit."""
         while True:
             over = not any(map(_running, self.futures))  # before the look: what ends after it is seen by the next one
-            if not self.look() and over:
-                return
+            try:
+                waits = self._forget_lost()
+                if not self.look() and over and not waits:
+                    return
+                self.lost_at = self.lost_at if waits else None
+            except OSError as e:
+                self._bear(e)
+                STOPPING.wait(self.again_every_s)
             time.sleep(self.look_every_s)
+
+    def _bear(self, error: OSError) -> None:
+        """Go on without a store, up to the end of patience.
+
+        Raises:
+            OSError: what a person must mend (a full disk, permissions), or patience is at its end.
+        """
+        now = time.monotonic()
+        self.lost_at = self.lost_at if self.lost_at is not None else now
+        if as_ablation_error(error) is not None or now - self.lost_at > self.patience_s or STOPPING.is_set():
+            raise error
+        left = "cells train on, and what waits is published when it answers"
+        logger.warning("the store %s is out of reach (%s): %s", self.work.store.url, error, left)
+
+    def _forget_lost(self) -> bool:
+        """Forget what failed for want of the store, so that it is submitted again; True while any waits."""
+        lost: list[tuple[dict[Any, Future], Any]] = []
+        for kind in (self.publishing, self.sealing, self.scoring):
+            lost += [(kind, key) for key, future in kind.items() if _lost(future)]
+        if not lost or STOPPING.is_set():
+            return False
+        now = time.monotonic()
+        self.lost_at = self.lost_at if self.lost_at is not None else now
+        if now - self.lost_at > self.patience_s:
+            return False
+        if now >= self.again_at:
+            self.again_at = now + self.again_every_s
+            logger.warning("%d units failed for want of the store: submitted again", len(lost))
+            for kind, key in lost:
+                del kind[key]
+                if kind is self.publishing:
+                    self.scoring.pop(key, None)  # it waited for this upload, and ended with it
+        return True
 
     def look(self) -> int:
         """Submit a task for each difference between plan and store, once; return how many."""
@@ -130,6 +184,22 @@ class Loop:
         if fact not in self.done and ask():
             self.done.add(fact)
         return fact in self.done
+
+
+def _lost(future: Future) -> bool:
+    """True for a unit that failed on a store out of reach; what a person must mend is not tried again."""
+    if _running(future):
+        return False
+    error = _error(future)
+    return isinstance(error, OSError) and as_ablation_error(error) is None
+
+
+def _error(future: Future) -> BaseException | None:
+    future.wait()  # it has ended: this asks nobody, and lets `state` know
+    state = future.state
+    if state is None or isinstance(state, BaseException):
+        return state
+    return state.result(raise_on_failure=False) if state.is_failed() else None
 
 
 def _running(future: Future) -> bool:

@@ -15,6 +15,10 @@ class Backend(Protocol):
         """Store a file under `key`, whole or not at all."""
         ...
 
+    def same(self, local: Path, key: str, sha256: str) -> bool:
+        """Say whether `key` holds this file's bytes and they have this hash; never taken on trust."""
+        ...
+
     def read(self, key: str) -> bytes | None:
         """Return the bytes, or None if there is no such file."""
         ...
@@ -39,6 +43,10 @@ class Backend(Protocol):
         """Delete a file; a missing one is no error."""
         ...
 
+    def sweep(self, folder: str) -> None:
+        """Remove what killed writers left below `folder` half-written, where only its caller writes."""
+        ...
+
 
 class LocalBackend:
     """A directory; every write goes to another name first."""
@@ -53,6 +61,11 @@ class LocalBackend:
         partial = target.with_name(target.name + PARTIAL)
         shutil.copyfile(local, partial)
         partial.replace(target)
+
+    def same(self, local: Path, key: str, sha256: str) -> bool:
+        """Hash the file on disk."""
+        target = self.root / key
+        return target.is_file() and sha256_file(target) == sha256
 
     def read(self, key: str) -> bytes | None:
         """Read the whole file."""
@@ -91,6 +104,11 @@ class LocalBackend:
     def remove(self, key: str) -> None:
         """Unlink."""
         (self.root / key).unlink(missing_ok=True)
+
+    def sweep(self, folder: str) -> None:
+        """Unlink partial files."""
+        for path in (self.root / folder).rglob(f"*{PARTIAL}"):
+            path.unlink(missing_ok=True)
 
 
 def _unless_absent(error: OSError) -> None:

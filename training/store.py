@@ -2,7 +2,7 @@
 
 Guarantees: a reader that asks for complete folders never sees half of one; publishing twice changes nothing; a folder
 of another identity is never overwritten. Does not guarantee: anything about files that somebody else edits in place
-(`verify` finds those). Only `file://` is served here; another scheme is another `Backend`.
+(`verify` finds those). `file://` and `s3://` are served; another scheme is another `Backend`.
 """
 
 import os
@@ -21,6 +21,9 @@ from evaluation.manifests import MANIFEST, Manifest, damaged, is_complete, list_
 from evaluation.records import Record
 from training.backends import Backend, LocalBackend
 from training.cell import Identity, differences
+
+SENDS = 4
+"""Of one file whose bytes arrive broken."""
 
 
 class Fault(Record):
@@ -82,20 +85,28 @@ class Store:
         if there is not None and there.files == manifest.files:
             return False
         self.backend.remove(f"{rel}/{MANIFEST}")  # from here to the last line the folder is not complete
+        self.backend.sweep(rel)
         stored = self.backend.list(rel)
         for extra in stored.keys() - {f.path for f in manifest.files}:
             self.backend.remove(f"{rel}/{extra}")
         for f in manifest.files:
             key = f"{rel}/{f.path}"
-            if stored.get(f.path) == f.size_bytes and self.backend.sha256(key) == f.sha256:
+            if stored.get(f.path) == f.size_bytes and self.backend.same(local / f.path, key, f.sha256):
                 continue
-            self.backend.put(local / f.path, key)
-            if self.backend.sha256(key) != f.sha256:
-                if difference := damaged(local):
-                    raise ValueError(f"{local}: {difference}")
-                raise OSError(f"{self.url}/{key}: reads back other bytes than were sent")
-        self.backend.put(local / MANIFEST, f"{rel}/{MANIFEST}")
+            self._send(local, f.path, key, f.sha256)
+        self._send(local, MANIFEST, f"{rel}/{MANIFEST}", sha256_file(local / MANIFEST))
         return True
+
+    def _send(self, folder: Path, name: str, key: str, sha256: str) -> None:
+        """Upload a file of a folder and prove that it is there; bytes that were broken on the way are sent again."""
+        for _ in range(SENDS):
+            self.backend.put(folder / name, key)
+            if self.backend.same(folder / name, key, sha256):
+                return
+            if difference := damaged(folder):
+                raise ValueError(f"{folder}: {difference}")
+        self.backend.remove(key)
+        raise OSError(f"{self.url}/{key}: reads back other bytes than were sent")
 
     def publish_file(self, local: Path, rel: str) -> None:
         """Add one file to a folder that is still open (logs and rollouts of a cell in training)."""
@@ -259,8 +270,14 @@ def open_store(url: str) -> Store:
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "file", quote(os.fsencode(url))
+    if scheme == "s3":
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?", rest):
+            raise InputError("store", url, "names no bucket", "use s3://BUCKET/PREFIX")
+        from training.s3 import S3Backend
+
+        return Store(url.rstrip("/"), S3Backend(rest))
     if scheme != "file":
-        raise InputError("store", url, f"scheme '{scheme}' is not served yet", "use file:///path")
+        raise InputError("store", url, f"scheme '{scheme}' is not served", "use s3://BUCKET/PREFIX or file:///path")
     if separator and not rest.startswith("/"):
         raise InputError("store", url, "a file URL has three slashes and a full path", "use file:///path")
     if not rest:

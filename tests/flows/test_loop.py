@@ -231,3 +231,58 @@ def test_a_parent_without_the_disks_only_trains_and_scores(make_work):
     Loop(work, units, 9, look_every_s=0.01).run()
     assert work.missing() == []
     assert {k for k, *_ in crew.done} == {"train", "score"}
+
+
+class Outage:
+    """A storage system that is out of reach while `down`."""
+
+    def __init__(self, backend):
+        self.backend, self.down, self.refused = backend, False, 0
+
+    def __getattr__(self, name):
+        if self.down:
+            self.refused += 1
+            raise ConnectionError(f"{name}: no route to the store")
+        return getattr(self.backend, name)
+
+
+def test_cells_train_on_while_the_store_is_out_of_reach_and_the_backlog_is_published_later(make_work):
+    work = make_work()
+    crew = Crew(work, pause_s=0.05)
+    work.store.backend = outage = Outage(work.store.backend)
+    loop = Loop(work, crew.units(), 2, look_every_s=0.01, again_every_s=0.05)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    while ("train", work.cells[0].name) not in crew.done:
+        time.sleep(0.005)
+    outage.down = True
+    while not all(work.ended_here(c) for c in work.cells if ("train", c.name) in crew.done):
+        time.sleep(0.01)
+    time.sleep(0.3)  # longer than a look and a try again
+    assert outage.refused > 2
+    outage.down = False
+    thread.join(60)
+    assert not thread.is_alive()
+    assert work.missing() == []
+    assert [d for d in crew.done if d[0] == "train"] == [("train", c.name) for c in work.cells]
+
+
+def test_patience_with_a_store_ends(make_work):
+    work = make_work()
+    work.store.backend = outage = Outage(work.store.backend)
+    outage.down = True
+    with pytest.raises(ConnectionError, match="no route"):
+        Loop(work, Crew(work).units(), 2, look_every_s=0.01, again_every_s=0.02, patience_s=0.1).run()
+
+
+def test_what_a_person_must_mend_is_not_waited_for(make_work):
+    work = make_work()
+
+    def full(local, key):
+        raise OSError(28, "No space left on device", str(local))
+
+    work.store.backend.put = full
+    crew = Crew(work)
+    run(work, crew, again_every_s=0.02)
+    published = [d for d in crew.done if d[0] == "publish"]
+    assert len(published) == len(set(published)) > 0
