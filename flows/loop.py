@@ -4,19 +4,28 @@ Task states decide nothing, so a retry, a rerun and a second host all do the sam
 is out of reach cells train on; what could not be published or scored then is submitted again once it answers.
 """
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from evaluation.program import as_ablation_error
 from tasks.launch import STOPPING
 from tasks.work import Work
 from training.cell import Cell
 
 logger = logging.getLogger(__name__)
 
+_AWAY = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENOTCONN,
+}
 LOOK_EVERY_S = 0.5
 STORE_PATIENCE_S = 12 * 3600.0
 """How long a store may be out of reach before the flow gives up; a rerun goes on all the same."""
@@ -103,7 +112,7 @@ class Loop:
         """
         now = time.monotonic()
         self.lost_at = self.lost_at if self.lost_at is not None else now
-        if as_ablation_error(error) is not None or now - self.lost_at > self.patience_s or STOPPING.is_set():
+        if not _out_of_reach(error) or now - self.lost_at > self.patience_s or STOPPING.is_set():
             raise error
         left = "cells train on, and what waits is published when it answers"
         logger.warning("the store %s is out of reach (%s): %s", self.work.store.url, error, left)
@@ -188,10 +197,12 @@ class Loop:
 
 def _lost(future: Future) -> bool:
     """True for a unit that failed on a store out of reach; what a person must mend is not tried again."""
-    if _running(future):
-        return False
-    error = _error(future)
-    return isinstance(error, OSError) and as_ablation_error(error) is None
+    return not _running(future) and _out_of_reach(_error(future))
+
+
+def _out_of_reach(error: BaseException | None) -> bool:
+    """True for what passes by itself: a connection, or a mounted disk, that is away; not a wrong path."""
+    return isinstance(error, ConnectionError | TimeoutError) or (isinstance(error, OSError) and error.errno in _AWAY)
 
 
 def _error(future: Future) -> BaseException | None:

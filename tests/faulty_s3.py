@@ -18,6 +18,17 @@ TIMEOUT_S = 1.0
 """What clients of the proxy allow a silent connection."""
 
 
+def settings(url):
+    """Return AWS's own settings that lead a client to an endpoint."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "a-planted-secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
 class Endpoint:
     """moto's server in a process of its own."""
 

@@ -1,5 +1,6 @@
 """The level-triggered loop, on real folders and a real store, with units that are plain threads."""
 
+import errno
 import threading
 import time
 from concurrent.futures import Future as LocalFuture
@@ -275,13 +276,14 @@ def test_patience_with_a_store_ends(make_work):
         Loop(work, Crew(work).units(), 2, look_every_s=0.01, again_every_s=0.02, patience_s=0.1).run()
 
 
-def test_what_a_person_must_mend_is_not_waited_for(make_work):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EACCES, None])
+def test_what_a_person_must_mend_is_not_waited_for(make_work, number):
     work = make_work()
 
-    def full(local, key):
-        raise OSError(28, "No space left on device", str(local))
+    def broken(local, key):
+        raise OSError(number, "refused", str(local)) if number else OSError("reads back other bytes")
 
-    work.store.backend.put = full
+    work.store.backend.put = broken
     crew = Crew(work)
     run(work, crew, again_every_s=0.02)
     published = [d for d in crew.done if d[0] == "publish"]

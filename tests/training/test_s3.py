@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from faulty_s3 import FAULTS, TIMEOUT_S, Endpoint, FaultyProxy
+from faulty_s3 import FAULTS, TIMEOUT_S, Endpoint, FaultyProxy, settings
 
 from evaluation.errors import InputError, MachineError
 from evaluation.manifests import MANIFEST, Provenance, write_manifest
@@ -34,16 +34,6 @@ def bucket(endpoint, monkeypatch, request):
     name = f"b-{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]}"
     S3Backend(name).fs.mkdir(name)
     return name
-
-
-def settings(url):
-    return {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "a-planted-secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
 
 
 def made(folder: Path, files: dict[str, bytes], cell: str = "a_cell", step: int = 30) -> Path:
