@@ -33,7 +33,7 @@ from evaluation.prompts import resolve
 from evaluation.records import Outcome
 from training import trainer as ours
 from training.callbacks import StepLog
-from training.cell import Cell, Grpo
+from training.cell import ARMS, Cell, Grpo
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
 from training.guard import Guard
@@ -44,7 +44,9 @@ MODEL = Path(__file__).resolve().parent.parent / "training/toy_model"
 SPEC = resolve(MODEL, name="toy/1", rendering="plain")
 PROBLEMS = generate(0).train
 STOCK = {"TRL, micro-batch 8": 8, "TRL, micro-batch 32": 32, "TRL, micro-batch 128": 128}
-PARTS = ("sampling", "reward", "forward", "backward", "optimizer")
+REPLAY = "ours, replay"
+"""Ours with the arm hardcd_lam0p1: up to 128 past rollouts replayed beside the step's 512."""
+PARTS = ("sampling", "reward", "forward", "backward", "optimizer", "replay")
 
 
 class Clock(TrainerCallback):
@@ -122,33 +124,35 @@ class Bench:
 
     def __init__(self, scratch: Path, judge: Judge, micro_batch: int) -> None:
         self.scratch, self.judge, self.micro_batch = scratch, judge, micro_batch
-        self.count = 0
+        self.count = self.drawn = 0
         write_jsonl(scratch / "train.jsonl", PROBLEMS)
 
     def compare(self, title: str, grpo: Grpo, given: tuple[list[Completion], list[float]] | None, rounds: int) -> None:
-        seconds: dict[str, list[float]] = {name: [] for name in (*STOCK, "ours, all rows", "ours")}
-        shares: list[dict[str, float]] = []
+        seconds: dict[str, list[float]] = {name: [] for name in (*STOCK, "ours, all rows", "ours", REPLAY)}
+        shares: dict[str, list[dict[str, float]]] = {name: [] for name in seconds}
         for _ in range(rounds):
             for name in seconds:
                 if name in STOCK:
                     seconds[name].append(self.stock(grpo, STOCK[name], given))
                 else:
-                    spent, share = self.ours(grpo, name == "ours", given)
+                    spent, share = self.ours(grpo, name != "ours, all rows", given, replay=name == REPLAY)
                     seconds[name].append(spent)
-                    shares += [share] if name == "ours" else []
+                    shares[name].append(share)
         best = min(STOCK, key=lambda n: statistics.median(seconds[n]))
         print(f"\n{title}: CPU s a step, median of {rounds}; ratio to {best}, in pairs")
         for name, values in seconds.items():
             ratios = [a / b for a, b in zip(values, seconds[best], strict=True)]
             print(f"  {name:22} {statistics.median(values):7.2f}   {statistics.median(ratios):.2f}")
-        parts = {k: statistics.median(s[k] for s in shares) for k in shares[0]}
-        print("  ours: " + ", ".join(f"{k} {v:.1%}" for k, v in parts.items()), flush=True)
+        for name in ("ours", REPLAY):
+            parts = {k: statistics.median(s[k] for s in shares[name]) for k in shares[name][0]}
+            print(f"  {name}: " + ", ".join(f"{k} {v:.1%}" for k, v in parts.items()), flush=True)
+        print(f"  {REPLAY}: {self.drawn} rollouts drawn")
 
-    def folder(self, grpo: Grpo, runtime: Runtime) -> tuple[RunFolder, CellFile]:
+    def folder(self, grpo: Grpo, runtime: Runtime, arm: str = "nobuf") -> tuple[RunFolder, CellFile]:
         self.count += 1
         folder = RunFolder(self.scratch / f"run{self.count}")
         folder.logs.mkdir(parents=True)
-        cell = Cell(model="toy", benchmark="toy", arm="nobuf", lr=1e-9, steps=2, stride=2, grpo=grpo)
+        cell = Cell(model="toy", benchmark="toy", arm=arm, lr=1e-9, steps=2, stride=2, grpo=grpo, terms=ARMS[arm].terms)
         revisions = Revisions(model="shipped", datasets={"toy": "0"})
         file = CellFile(cell=cell, prompt=SPEC, split_sha256="0" * 64, revisions=revisions)
         write_json(folder.cell_json, file)
@@ -193,11 +197,11 @@ class Bench:
         return clock.seconds[1]
 
     def ours(
-        self, grpo: Grpo, drop_zero: bool, given: tuple[list[Completion], list[float]] | None
+        self, grpo: Grpo, drop_zero: bool, given: tuple[list[Completion], list[float]] | None, *, replay: bool
     ) -> tuple[float, dict[str, float]]:
         """Return the CPU seconds of our second step, and the share of each part and of the rest."""
         runtime = self.runtime(self.micro_batch, drop_zero=drop_zero)
-        folder, file = self.folder(grpo, runtime)
+        folder, file = self.folder(grpo, runtime, "hardcd_lam0p1" if replay else "nobuf")
         model, tokenizer = load_model(str(MODEL), None)
         clock, log, guard = Clock(), StepLog(folder, 2), Guard((), None)
         draw_step = ours.draw_step
@@ -219,6 +223,7 @@ class Bench:
         parts = Parts()
         parts.wrap(ours, "draw_step", "sampling")
         parts.wrap(trainer.rewards, "outcomes", "reward")
+        parts.wrap(trainer, "_replay", "replay")
         parts.wrap(trainer, "compute_loss", "forward")
         parts.wrap(trainer.accelerator, "backward", "backward")
         trainer.add_callback(_Optimizer(parts))
@@ -230,6 +235,7 @@ class Bench:
             ours.draw_step = draw_step
             trainer.rewards.close()
         spent = clock.seconds[1]
+        self.drawn = len(trainer.replayed)
         shares = {k: (v - first[k]) / spent for k, v in parts.seconds.items()}
         return spent, shares | {"else": 1 - sum(shares.values())}
 

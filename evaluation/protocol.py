@@ -46,6 +46,17 @@ class Protocol(Record):
         powers = [1 << i for i in range(self.n.bit_length()) if 1 << i <= self.n]
         return tuple(sorted({*powers, self.n}))
 
+    def holds(self, other: "Protocol") -> bool:
+        """Say whether the samples of this protocol include all that `other` would draw, the very same.
+
+        A draw is a function of (seed, problem, index), so fewer samples or problems are a part of more; which k is
+        reported changes no draw.
+        """
+        alike = ("benchmark", "temperature", "top_p", "max_new_tokens", "prompt", "seed")
+        if any(getattr(self, f) != getattr(other, f) for f in alike) or self.n < other.n:
+            return False
+        return self.num_problems is None or (other.num_problems or self.num_problems + 1) <= self.num_problems
+
     @property
     def sha256(self) -> str:
         """Identity of the protocol."""

@@ -9,7 +9,7 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ class _Server:
         started = time.monotonic()
         bench = self._bench(request, unit)
         out = Path(unit.out)
-        samples = draw(self._engine(request), request, unit, bench.problems, out)
+        samples = draw(lambda: self._engine(request), request, unit, bench.problems, out)
         verdicts = judge(bench, samples, out)
         score = build_score(
             label=unit.label,
@@ -130,7 +130,7 @@ class _Server:
             protocol_sha256=unit.protocol.sha256,
             prompt_sha256=request.prompt.sha256,
             judge_version=bench.judge.version,
-        )
+        ).replace(protocol=unit.protocol)
         write_json(out / "score.json", score)
         if score.num_errors:
             raise IncompleteError(f"judge={unit.label}: {score.num_errors} samples have no verdict")
@@ -161,13 +161,16 @@ class _Server:
         return self.engine
 
 
-def draw(engine: Any, request: Request, unit: Unit, problems: Sequence[Problem], out: Path) -> list[Sample]:
+def draw(
+    open_engine: Callable[[], Any], request: Request, unit: Unit, problems: Sequence[Problem], out: Path
+) -> list[Sample]:
     """Return n samples of every problem, in order; those drawn before a kill are read, not drawn again."""
     path = out / "samples.jsonl"
     wanted = [(p.problem_id, i) for p in problems for i in range(unit.protocol.n)]
     kept = _kept_samples(path, unit, wanted)
     lacking = [p for p in problems if any((p.problem_id, i) not in kept for i in range(unit.protocol.n))]
     if lacking:
+        engine = open_engine()
         engine.load(unit, request.prompt)
         tokens = {p.problem_id: prompt_ids(request.prompt, p, engine.tokenizer) for p in lacking}
         lacking.sort(key=lambda p: len(tokens[p.problem_id]))

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from evaluation.protocol import Protocol
 from evaluation.records import Outcome, Record, Verdict
 from evaluation.statistics import bootstrap_interval, pass_at_k
 
@@ -64,6 +65,8 @@ class Score(Record):
     protocol_sha256: str | None
     prompt_sha256: str | None
     judge_version: str
+    protocol: Protocol | None = Field(default=None, exclude_if=lambda value: value is None)
+    """In full, so that another protocol can tell whether it would have drawn these samples."""
     excepted: Apart | None = Field(default=None, exclude_if=lambda value: value is None)
     num_planned: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Problems of the benchmark, where a partial file has samples of fewer."""

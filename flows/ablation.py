@@ -145,21 +145,25 @@ def slots(work: Work) -> int:
     return max(1, (len(here.gpus) - 1) // here.gpus_per_cell if work.needs_gpu else here.cores)
 
 
-def run_here(work: Work, board: Board, parameters: Parameters, *, scoring: bool = True) -> list[Exception]:
-    """Train, publish and score in children of this process; return why what failed did."""
+def run_here(
+    work: Work, board: Board, parameters: Parameters, *, training: bool = True, scoring: bool = True
+) -> list[Exception]:
+    """Train and publish, score, or both, in children of this process; return why what failed did."""
     child = EvaluationChild(work)
 
     def score(cell: Cell | None, step: int, after: Sequence[Future]) -> Future:
         return submit(score_checkpoint, work, cell, step, label(work, cell, step), child, after=after)
 
     units = Units(
-        train=lambda cell: submit(train_cell, work, cell, board),
-        publish=lambda cell, step: submit(publish_checkpoint, work, cell, step),
-        seal=lambda cell: submit(publish_records, work, cell),
+        train=(lambda cell: submit(train_cell, work, cell, board)) if training else None,
+        publish=(lambda cell, step: submit(publish_checkpoint, work, cell, step)) if training else None,
+        seal=(lambda cell: submit(publish_records, work, cell)) if training else None,
         score=score if scoring else None,
     )
     here = settings()
-    no_spare = scoring and work.needs_gpu and len(here.gpus) <= here.gpus_per_cell  # beside a cell nothing is scored
+    no_spare = (
+        training and scoring and work.needs_gpu and len(here.gpus) <= here.gpus_per_cell
+    )  # beside a cell nothing is scored
     loop = Loop(work, units, parameters.max_parallel_cells or slots(work), scores_first=no_spare)
     with stopping_children():
         loop.run()
@@ -167,14 +171,15 @@ def run_here(work: Work, board: Board, parameters: Parameters, *, scoring: bool 
     return failures_of(loop)
 
 
-def run_remote(work: Work, parameters: Parameters) -> list[Exception]:
+def run_remote(work: Work, parameters: Parameters, *, training: bool = True) -> list[Exception]:
     """Train and score in child flow runs of the pools; each trainer publishes what lies on its own disk."""
     words = parameters.model_dump(mode="json")
 
     def score(cell: Cell | None, step: int, after: Sequence[Future]) -> Future:
         return submit(score_in_pool, work, cell, step, label(work, cell, step), words, after=after)
 
-    units = Units(train=lambda cell: submit(train_in_pool, work, cell, words), publish=None, seal=None, score=score)
+    train = (lambda cell: submit(train_in_pool, work, cell, words)) if training else None
+    units = Units(train=train, publish=None, seal=None, score=score)
     unlimited = len(work.cells)
     loop = Loop(work, units, parameters.max_parallel_cells or unlimited, look_every_s=REMOTE_LOOK_EVERY_S)
     loop.run()

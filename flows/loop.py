@@ -55,7 +55,7 @@ class Future(Protocol):
 class Units:
     """How each kind of unit is submitted; None where another host, or nobody, does it."""
 
-    train: Callable[[Cell], Future]
+    train: Callable[[Cell], Future] | None
     publish: Callable[[Cell, int], Future] | None
     seal: Callable[[Cell], Future] | None
     score: Callable[[Cell | None, int, Sequence[Future]], Future] | None
@@ -155,7 +155,7 @@ class Loop:
         if self.scores_first and any(map(_running, self.scoring.values())):
             return
         here = self.units.publish is not None and self.work.ended_here(cell)
-        if cell.name not in self.training and busy < self.max_training and not here:
+        if self.units.train and cell.name not in self.training and busy < self.max_training and not here:
             self.training[cell.name] = self.units.train(cell)
 
     def _publish(self, cell: Cell, step: int) -> bool:

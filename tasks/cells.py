@@ -35,6 +35,7 @@ def train(work: Work, cell: Cell, board: Board) -> None:
     Raises:
         InputError: the folder holds another configuration.
         ChildFailed, ChildDied: the trainer did not get there.
+        Fenced: another host has taken the cell over.
         Stopped: the flow is being torn down; the trainer has saved.
     """
     folder = work.folder(cell)
@@ -43,6 +44,7 @@ def train(work: Work, cell: Cell, board: Board) -> None:
         write_folder(work, cell)
         if work.ended_here(cell):
             return
+        work.fence.claim(cell.name, folder.root)
         fetch_resume(work, cell)
         runtime = runtime_of(work, cell)
         with on_device(work.needs_gpu, runtime.num_processes) as (env, fds):
@@ -51,9 +53,19 @@ def train(work: Work, cell: Cell, board: Board) -> None:
                 log=folder.root / "train.log",
                 env=child_environment(threads(work), settings().report_to) | env,
                 keep_fds=(held, *fds),
-                on_tick=lambda: board.show(cell.name, folder.root / "progress.json"),
+                on_tick=lambda: tick(work, cell, board),
             )
     board.finish(cell.name)
+
+
+def tick(work: Work, cell: Cell, board: Board) -> None:
+    """Show how far the trainer is, and end it (it saves) where another host has taken its cell over.
+
+    Raises:
+        Fenced: it has.
+    """
+    work.fence.look(cell.name)
+    board.show(cell.name, work.folder(cell).root / "progress.json")
 
 
 def command(runtime: Runtime, folder: RunFolder) -> list[str]:

@@ -6,6 +6,7 @@ cell that the store calls ended has every checkpoint there.
 
 import logging
 import shutil
+from pathlib import Path
 
 from prefect import task
 
@@ -34,24 +35,34 @@ def publish_records(work: Work, cell: Cell) -> None:
 
 def publish(work: Work, cell: Cell, step: int) -> None:
     """Publish what belongs to a checkpoint, the checkpoint last."""
+    work.fence.claim(cell.name, work.folder(cell).root)
     publish_open_files(work, cell)
     publish_resume(work, cell, step)
-    work.store.publish(work.folder(cell).checkpoint(step), f"{cell.name}/global_step_{step}")
+    _send(work, cell, work.folder(cell).checkpoint(step), f"global_step_{step}")
+    if work.result(cell) is not None:  # a checkpoint that was lost after the end
+        work.fence.release(cell.name)
+
+
+def _send(work: Work, cell: Cell, local: Path, name: str) -> None:
+    """Publish a folder of a cell, unless another host has taken the cell over by the time of its manifest."""
+    work.store.publish(local, f"{cell.name}/{name}", before_manifest=lambda: work.fence.check(cell.name))
 
 
 def seal(work: Work, cell: Cell) -> None:
     """Publish rollouts, then logs; both were sealed by the trainer."""
     folder = work.folder(cell)
+    work.fence.claim(cell.name, folder.root)
     for part in (folder.rollouts, folder.logs):
         if part.is_dir():
-            work.store.publish(part, f"{cell.name}/{part.name}")
+            _send(work, cell, part, part.name)
+    work.fence.release(cell.name)
 
 
 def publish_resume(work: Work, cell: Cell, step: int) -> None:
     """Publish a resume state and drop all but the newest two, unless the trainer has rotated it away by now."""
     local, rel = work.folder(cell).resume(step), f"{cell.name}/resume/step_{step}"
     try:
-        work.store.publish(local, rel)
+        _send(work, cell, local, f"resume/step_{step}")
     except (FileNotFoundError, ValueError):
         if is_complete(local):
             raise

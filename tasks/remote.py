@@ -29,21 +29,21 @@ POOLS = ("gpu", "eval")
 UNREACHABLE = (httpx.TransportError, PrefectHTTPStatusError)
 
 
-def check_workers(experiment: str, cells: Sequence[Cell]) -> None:
+def check_workers(experiment: str, cells: Sequence[Cell], pools: Sequence[str] = POOLS) -> None:
     """Refuse at once to wait for workers that are not there.
 
     Raises:
         MachineError: no online worker in a pool, or no such pool.
     """
     with get_client(sync_client=True) as client:
-        lacking = [pool for pool in POOLS if not _online(client, pool)]
+        lacking = [pool for pool in pools if not _online(client, pool)]
     if lacking:
         would = f"{len(cells)} cells of {cells[0].steps} steps, {len(cells[0].checkpoints)} checkpoints each, would run"
+        named = f"{'pools' if len(pools) > 1 else 'pool'} {' and '.join(pools)}"
         raise MachineError(
             "workers",
             "none",
-            f"{experiment} needs an online worker in the pools gpu and eval, and {' and '.join(lacking)} has none "
-            f"({would})",
+            f"{experiment} needs an online worker in the {named}, and {' and '.join(lacking)} has none ({would})",
             f"run `make deploy`, then `prefect worker start --pool {lacking[0]}`",
         )
 

@@ -1,6 +1,5 @@
 """From the store to the finding: evidence of every planned cell, the report, and its Prefect artifacts."""
 
-import hashlib
 import json
 import logging
 import math
@@ -14,12 +13,11 @@ from prefect.exceptions import PrefectException
 
 from evaluation.contamination import Contamination
 from evaluation.curves import RunEvidence
-from evaluation.errors import InputError
 from evaluation.findings import Finding
 from evaluation.manifests import Provenance, Revisions, versions, write_manifest
 from evaluation.report import ReportInput, draw_pictures, inline, report_markdown, write_report
-from evaluation.scores import Score
 from tasks.retries import ONCE_EACH
+from tasks.stored import stored_score
 from tasks.wandb_results import tell_wandb
 from tasks.work import Work
 from training.cell import ARMS, Cell
@@ -51,7 +49,7 @@ def gather(
 ) -> ReportInput:
     """Read everything the report says from the store."""
     model = cells[0].model
-    base = {p.benchmark: s for p in experiment.protocols if (s := _score(store, f"{model}/scores/{p.folder}", 0))}
+    base = {p.benchmark: s for p in experiment.protocols if (s := stored_score(store, f"{model}/scores/{p.folder}", 0))}
     clean = {b: frozenset(ids) for b, ids in contamination.clean.items()} if contamination else {}
     whole = {b: None if len(ids) == len(base[b].problems) else ids for b, ids in clean.items() if b in base}
     return ReportInput(
@@ -88,7 +86,7 @@ def evidence(store: Store, experiment: Experiment, cell: Cell) -> RunEvidence:
     rows = [json.loads(line) for line in lines if line]
     scores = {
         p.benchmark: {
-            s: found for s in cell.checkpoints if (found := _score(store, f"{cell.name}/scores/{p.folder}", s))
+            s: found for s in cell.checkpoints if (found := stored_score(store, f"{cell.name}/scores/{p.folder}", s))
         }
         for p in experiment.protocols
     }
@@ -109,20 +107,6 @@ def evidence(store: Store, experiment: Experiment, cell: Cell) -> RunEvidence:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float | str) else math.nan
-
-
-def _score(store: Store, folder: str, step: int) -> Score | None:
-    rel = f"{folder}/global_step_{step}"
-    if not store.has(rel):
-        return None
-    raw, manifest = store.read(f"{rel}/score.json"), store.manifest(rel)
-    if raw is None or manifest is None:
-        return None
-    listed = {f.path: f.sha256 for f in manifest.files}
-    if hashlib.sha256(raw).hexdigest() != listed.get("score.json"):
-        reason, fix = "has other bytes than its manifest says", "remove its folder; the same run then sends it again"
-        raise InputError("score", f"{store.url}/{rel}/score.json", reason, fix)
-    return Score.model_validate_json(raw)
 
 
 def publish_report(store: Store, given: ReportInput, out: Path, shared: dict[str, Path]) -> Finding:
@@ -176,7 +160,7 @@ def rebuild(store: Store, experiment: Experiment, cells: tuple[Cell, ...], out: 
 def missing_of(store: Store, experiment: Experiment, cells: tuple[Cell, ...]) -> list[str]:
     """Name what is planned and not stored, without the run directories."""
     model = cells[0].model
-    bases = [p for p in experiment.protocols if _score(store, f"{model}/scores/{p.folder}", 0) is None]
+    bases = [p for p in experiment.protocols if stored_score(store, f"{model}/scores/{p.folder}", 0) is None]
     found = [f"{model}/global_step_0 ({p.benchmark})" for p in bases]
     for cell in cells:
         run = evidence(store, experiment, cell)

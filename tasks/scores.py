@@ -18,6 +18,7 @@ from evaluation.request import FAILURE, Request, Unit, write_request
 from tasks.launch import STOPPING, ChildDied, ChildFailed, locked, on_device, run_to_end
 from tasks.retries import ONCE_EACH, retriable
 from tasks.settings import child_environment, settings
+from tasks.stored import reuse_samples
 from tasks.work import Work
 from training.cell import Cell
 
@@ -54,7 +55,9 @@ def score(work: Work, cell: Cell | None, step: int, child: "EvaluationChild") ->
     provenance = work.identity(cell).provenance(cell.name if cell else None, step)
     outs = {p: work.runs / work.score_rel(cell, p, step) for p in lacking}
     if not all(is_complete(out) for out in outs.values()):
-        with model_of(work, cell, step) as (path, revision):
+        held = [reuse_samples(work, cell, step, p, out) for p, out in outs.items()]
+        unused = contextlib.nullcontext(("every sample is stored", None))
+        with unused if all(held) else model_of(work, cell, step) as (path, revision):
             units = [
                 Unit(
                     label=f"{name}/global_step_{step}",

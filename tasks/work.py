@@ -1,6 +1,6 @@
 """One execution of an experiment: its cells, folders, store and identities; and what is there of what is planned."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from evaluation.errors import InputError
@@ -9,6 +9,7 @@ from evaluation.problems import Prepared
 from evaluation.program import read_record
 from evaluation.prompts import PromptSpec
 from evaluation.protocol import Protocol
+from tasks.fence import Fence
 from tasks.models import ModelFiles
 from training.cell import MODELS, Cell, Identity, Model
 from training.experiment import Experiment
@@ -27,6 +28,14 @@ class Work:
     prepared: Prepared
     files: ModelFiles
     prompt: PromptSpec
+    fences: list[Fence] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def fence(self) -> Fence:
+        """What this process has claimed in the store."""
+        if not self.fences:
+            self.fences.append(Fence(self.store))
+        return self.fences[0]
 
     @property
     def model(self) -> Model:
@@ -89,6 +98,12 @@ class Work:
     def scored(self, cell: Cell | None, step: int) -> bool:
         """Whether every protocol has a complete score in the store."""
         return all(self.store.has(self.score_rel(cell, p, step)) for p in self.experiment.protocols)
+
+    def unscored(self) -> list[str]:
+        """Name every published checkpoint, and the base, that lacks a score under a protocol, in order."""
+        base = [] if self.scored(None, 0) else [f"{self.model.name}/global_step_0 (score)"]
+        steps = [(c, s) for c in self.cells for s in c.checkpoints if self.published(c, s) and not self.scored(c, s)]
+        return base + [f"{c.name}/global_step_{s} (score)" for c, s in steps]
 
     def missing(self) -> list[str]:
         """Name everything planned that is not in the store, in order."""

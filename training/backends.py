@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import uuid
 from pathlib import Path
 from typing import Protocol
 
@@ -55,10 +56,10 @@ class LocalBackend:
         self.root = root
 
     def put(self, local: Path, key: str) -> None:
-        """Copy and rename."""
+        """Copy to a name of this writer's own, and rename."""
         target = self.root / key
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + PARTIAL)
+        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
         shutil.copyfile(local, partial)
         partial.replace(target)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from evaluation.errors import MachineError
 from training.cell import Cell
 from training.folder import Runtime
 from training.processes import agreed
@@ -63,7 +64,7 @@ def micro_batch_for(
     width: int = 2,
     several: bool = False,
 ) -> int:
-    """Return how many rows of `positions` tokens fit, at least 1: too small a device fails by itself.
+    """Return how many rows of `positions` tokens fit, at least 1 where the weights themselves fit.
 
     Args:
         config: as of `bytes_per_position`.
@@ -75,10 +76,22 @@ def micro_batch_for(
         sampler_share: part of the device that a vLLM engine in this process takes for itself.
         width: bytes of a number.
         several: whether several processes train the cell.
+
+    Raises:
+        MachineError: weights, gradients and moments alone are more than the device has.
     """
     each = WEIGHT_BYTES + (REPLAY_BYTES if replay else 0) + (DDP_BYTES if several else 0)
     fixed = trained * each + (parameters - trained) * FROZEN_BYTES
     left = memory * (1 - sampler_share) - fixed - CONSTANT_BYTES
+    if left <= 0:
+        share = f"{memory * (1 - sampler_share) / 1e9:.0f} GB" + (" beside vLLM" if sampler_share else "")
+        raise MachineError(
+            "gpu_memory",
+            share,
+            f"weights, gradients and moments of {trained / 1e9:.1f} B trained parameters take "
+            f"{(fixed + CONSTANT_BYTES) / 1e9:.0f} GB",
+            "use a larger GPU, or train adapters (`lora_rank` of the experiment)",
+        )
     return max(1, int(SPARE * left / (positions * bytes_per_position(config, width))))
 
 

@@ -67,8 +67,13 @@ class Store:
         """True when the folder is complete."""
         return self.manifest(rel) is not None
 
-    def publish(self, local: Path, rel: str) -> bool:
+    def publish(self, local: Path, rel: str, before_manifest: Callable[[], None] = lambda: None) -> bool:
         """Upload a whole local folder; files that are there already are not sent again. False if nothing was to do.
+
+        Args:
+            local: the folder.
+            rel: its place in the store.
+            before_manifest: called when all but the manifest is there; raises where it may not be written any more.
 
         Raises:
             ValueError: the local folder is not whole.
@@ -94,6 +99,7 @@ class Store:
             if stored.get(f.path) == f.size_bytes and self.backend.same(local / f.path, key, f.sha256):
                 continue
             self._send(local, f.path, key, f.sha256)
+        before_manifest()
         self._send(local, MANIFEST, f"{rel}/{MANIFEST}", sha256_file(local / MANIFEST))
         return True
 

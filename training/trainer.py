@@ -76,12 +76,12 @@ class CellTrainer(GRPOTrainer):
         self.row: dict[str, Any] = {}
         self.step_rollouts: list[Rollout] = []
         self.replayed: tuple[Stocked, ...] = ()
+        self.decoded: dict[tuple[int, ...], str] = {}
         self.outcomes: list[Outcome] = []
         self.completions: list[Any] = []
         self.break_off: Callable[[], None] = lambda: None
         """Called where a step may be left; raises to leave it."""
-        template = tokenizer.apply_chat_template if spec.rendering == "chat" else None
-        rows = [{"prompt": render(spec, p, template), "problem_id": p.problem_id} for p in problems]
+        rows = _rows(cell_file, problems, tokenizer)
         super().__init__(
             model=model,
             args=grpo_config(cell, self.runtime, folder.root / "resume", longest_prompt),
@@ -124,10 +124,15 @@ class CellTrainer(GRPOTrainer):
         return passes_asserts
 
     def _texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        """Return completions as texts; judge and records ask for the same ones, each is decoded once a step."""
+        keys = [tuple(i) for i in ids]
+        new = [k for k in dict.fromkeys(keys) if k not in self.decoded]
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        self.decoded |= dict(zip(new, texts, strict=True))
+        return [self.decoded[k] for k in keys]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self.row = {"started": time.monotonic()}
+        self.row, self.decoded = {"started": time.monotonic()}, {}
         self.batch_problem_ids = [x["problem_id"] for x in inputs]
         torch.manual_seed(stream_seed(self.args.seed, self.state.global_step, "trl"))
         out = super()._generate_and_score_completions(inputs)
@@ -275,6 +280,13 @@ class CellTrainer(GRPOTrainer):
         self.first_epoch = state["global_step"] // (len(self.prompt_tokens) // self.cell.grpo.prompts_per_step)
         if self.buffer is not None:
             self.buffer.restore(state["replay"])
+
+
+def _rows(cell_file: CellFile, problems: Sequence[Problem], tokenizer: Any) -> list[dict[str, str]]:
+    """Return the dataset: a prompt a problem."""
+    spec = cell_file.prompt
+    template = tokenizer.apply_chat_template if spec.rendering == "chat" else None
+    return [{"prompt": render(spec, p, template), "problem_id": p.problem_id} for p in problems]
 
 
 def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:

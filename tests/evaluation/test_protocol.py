@@ -73,3 +73,28 @@ def test_the_folder_is_benchmark_and_eight_digits_and_stays_what_it_was() -> Non
     assert BASE.folder == f"mbpp_plus-{BASE.sha256[:8]}"
     # Published score folders carry this name: a change here orphans every one of them.
     assert BASE.sha256[:8] == "8d08b751"
+
+
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [
+        ({}, True),
+        ({"ks": (1, 10)}, True),
+        ({"n": 80}, True),
+        ({"n": 161}, False),
+        ({"num_problems": 5}, True),
+        ({"temperature": 0.7}, False),
+        ({"top_p": 1.0}, False),
+        ({"max_new_tokens": 3071}, False),
+        ({"prompt": "toy/1"}, False),
+        ({"seed": 1}, False),
+        ({"benchmark": "mbpp_test276"}, False),
+    ],
+)
+def test_samples_hold_those_of_a_protocol_that_draws_the_same_or_fewer(changes, held) -> None:
+    assert BASE.holds(BASE.replace(**changes)) is held
+
+
+@pytest.mark.parametrize(("mine", "other", "held"), [(5, 5, True), (5, 4, True), (5, 6, False), (5, None, False)])
+def test_samples_of_the_first_problems_hold_no_others(mine, other, held) -> None:
+    assert BASE.replace(num_problems=mine).holds(BASE.replace(num_problems=other)) is held

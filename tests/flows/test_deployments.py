@@ -54,7 +54,7 @@ def test_deploying_twice_makes_everything_once(deployed):
     again = deployed.run("flows.deploy")
     assert again.returncode == 0, again.stderr
     names = sorted(d["name"] for d in ask(deployed, "/deployments/filter"))
-    assert names == sorted(["full", "ladder", "smoke", "micro", "gpu", "eval"])
+    assert names == sorted(["full", "ladder", "smoke", "micro", "nightly", "gpu", "eval"])
     pools = {p["name"]: p["type"] for p in ask(deployed, "/work_pools/filter")}
     assert {"control", "gpu", "eval"} <= {n for n, kind in pools.items() if kind == "process"}
     automations = [a["name"] for a in ask(deployed, "/automations/filter")]

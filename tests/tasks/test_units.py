@@ -64,6 +64,7 @@ def test_publishing_sends_the_checkpoint_its_resume_state_and_the_records_so_far
     train_to(work, cell, 2)
     publish(work, cell, 2)
     assert stored(work, cell) == [
+        "generation.json",
         "global_step_2/MANIFEST.json",
         "global_step_2/weights",
         "logs/steps.jsonl",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from evaluation.errors import MachineError
 from flows.experiments import EXPERIMENTS
 from training import memory
 from training.folder import Runtime
@@ -32,10 +33,18 @@ def test_a_position_is_its_checkpoints_one_layer_and_the_heads_input() -> None:
     assert bytes_per_position(del_head) == bytes_per_position(QWEN3_1P7B)
 
 
-@pytest.mark.parametrize(("gib", "rows"), [(24, 1), (40, 1), (80, 36), (141, 88)])
+@pytest.mark.parametrize(("gib", "rows"), [(39, 1), (40, 1), (80, 36), (141, 88)])
 def test_rows_that_fit_a_device(gib: int, rows: int) -> None:
     """At 22 bytes a parameter 1.7 B take 35 GiB; a row of 3,472 positions of 286,720 bytes takes 0.93 GiB."""
     assert micro_batch_for(QWEN3_1P7B, memory=gib << 30, **FULL) == rows
+
+
+@pytest.mark.parametrize(("gib", "share", "size"), [(24, 0.0, SIZE), (48, 0.3, SIZE), (80, 0.3, 3_085_938_688)])
+def test_a_device_too_small_for_the_weights_is_refused_before_anything_is_sampled(gib, share, size) -> None:
+    """By arithmetic: 22 bytes a parameter are 35 and 63 GiB, and 3 GiB more; 0.7 of 48 and 80 GiB are 33.6 and 56."""
+    of_size = {**FULL, "parameters": size, "trained": size}
+    with pytest.raises(MachineError, match=r"gpu_memory=\d+ GB.*lora_rank"):
+        micro_batch_for(QWEN3_1P7B, memory=gib << 30, sampler_share=share, **of_size)
 
 
 def test_several_processes_leave_room_for_the_gradients_that_they_send() -> None:
