@@ -45,20 +45,13 @@ RECURSION = 976
 """Leaves a program 969 levels of its own, as EvalPlus does when it runs from its command line (measured)."""
 SCALARS = {int, float, str, bool, complex, type(None)}
 ATOMS = SCALARS | {bytes}
-HASHED = {collections.Counter, collections.OrderedDict, collections.defaultdict}
-VIEWS = {type({}.keys()), type({}.items())}
+VIEWS, MAPPING = {type({}.keys()), type({}.items())}, type(type.__dict__)
 _dumps, _now, _write, _read, _exit = marshal.dumps, time.perf_counter, os.write, os.read, os._exit
 _pack, _cpu, _blake2b, _modules = SIZE.pack, time.process_time, _blake2.blake2b, sys.modules
 
 
 class Sink(io.StringIO):
-    """Standard streams as EvalPlus has them: whatever is written is lost, reading fails."""
-
-    def write(self, text):
-        """Lose it."""
-        if type(text) is not str:
-            raise TypeError(f"string argument expected, got {type(text).__name__!r}")
-        return len(text)
+    """Standard streams as EvalPlus has them, new for each call: what is written stays inside, reading fails."""
 
     def read(self, *_):
         """Fail."""
@@ -93,25 +86,57 @@ def describe(value, kind, depth):
     name = kind.__name__
     if kind is bytearray:
         return (DESCRIBED, name, bytes(value))
-    if kind in HASHED:
-        return (DESCRIBED, name, {plain(k, depth + 1): plain(v, depth + 1) for k, v in dict.items(value)})
-    if kind is collections.deque or kind in VIEWS:
-        return (DESCRIBED, name, [plain(x, depth + 1) for x in value])
     if kind is range:
         return (DESCRIBED, name, (value.start, value.stop, value.step))
-    fractions, decimal, numpy = map(_modules.get, ("fractions", "decimal", "numpy"))
-    if fractions is not None and kind is fractions.Fraction:
-        return (DESCRIBED, name, (value.numerator, value.denominator))
-    if decimal is not None and kind is decimal.Decimal:
-        return (DESCRIBED, name, str(value))
+    if kind in VIEWS:
+        return (DESCRIBED, name, [plain(x, depth + 1) for x in value])
+    if kind is MAPPING:
+        return (DESCRIBED, "subclass", plain(value.copy(), depth + 1))
+    numpy = _modules.get("numpy")
     if numpy is not None and kind is numpy.ndarray and value.size < 1_000_000:
         return (DESCRIBED, "numpy", (value.dtype.str, value.shape, plain(value.ravel().tolist(), depth + 1)))
     if numpy is not None and kind.__module__ == "numpy" and isinstance(value, numpy.generic):
         return (DESCRIBED, "numpy", (value.dtype.str, None, value.item()))
-    for base in (int, float, str, tuple, list, dict, set, frozenset, complex):
-        if base in kind.__mro__ and kind.__eq__ is base.__eq__:
-            return (DESCRIBED, "subclass", plain(base(value), depth + 1))
+    fractions, decimal = _modules.get("fractions"), _modules.get("decimal")
+    for base in kind.__mro__:
+        if kind.__eq__ is not base.__eq__:
+            break
+        if base in CONTENT:
+            return (DESCRIBED, "subclass", CONTENT[base](value, depth + 1))
+        if base in COLLECTED:
+            return (DESCRIBED, base.__name__, COLLECTED[base](value, depth + 1))
+        if fractions is not None and base is fractions.Fraction:
+            return (DESCRIBED, "Fraction", (base.numerator.fget(value), base.denominator.fget(value)))
+        if decimal is not None and base is decimal.Decimal:
+            return (DESCRIBED, "Decimal", base.__str__(value))
     return (DESCRIBED, "opaque", name)
+
+
+def items_of(value, depth):
+    """Return a dictionary's items, whatever a subclass makes of iterating."""
+    return {plain(k, depth): plain(v, depth) for k, v in dict.items(value)}
+
+
+# What is inside an instance of a subclass, as comparison sees it: none of the subclass's own methods has a say.
+CONTENT = {
+    int: lambda value, _: int.__index__(value),
+    float: lambda value, _: float.__float__(value),
+    complex: lambda value, _: complex.__pos__(value),
+    str: lambda value, _: str.__str__(value),
+    tuple: lambda value, depth: tuple([plain(x, depth) for x in tuple.__iter__(value)]),
+    list: lambda value, depth: [plain(x, depth) for x in list.__iter__(value)],
+    set: lambda value, depth: {plain(x, depth) for x in set.__iter__(value)},
+    frozenset: lambda value, depth: frozenset([plain(x, depth) for x in frozenset.__iter__(value)]),
+    dict: items_of,
+}
+COLLECTED = {
+    collections.Counter: items_of,
+    collections.OrderedDict: lambda value, depth: {
+        plain(k, depth): plain(dict.__getitem__(value, k), depth) for k in collections.OrderedDict.__iter__(value)
+    },
+    collections.defaultdict: items_of,
+    collections.deque: lambda value, depth: [plain(x, depth) for x in collections.deque.__iter__(value)],
+}
 
 
 def encode(value, as_set):
@@ -182,8 +207,10 @@ def run_program(fd, own_filter):
     if own_filter is not None:
         own_filter.install(os.getpid())
     send(fd, b"c", b"")
-    while run_suite(fd, job, inputs):
+    scope = {}
+    while run_suite(fd, job, inputs, scope):
         job, inputs = read_job(fd)
+        scope.clear()  # a large global would take the next suite's memory
 
 
 def compiled(source, name):
@@ -193,16 +220,14 @@ def compiled(source, name):
     return CODE[source]
 
 
-def run_suite(fd, job, inputs):
-    """Define the program, run one suite on it, send its values; return whether it got to the end."""
+def run_suite(fd, job, inputs, scope):
+    """Define the program in an empty scope, run one suite, send its values; return whether it got to the end."""
     source, setup = job["source"], job["setup"]
     sys.stdin = sys.stdout = sys.stderr = Sink()
-    if "random" in source:  # one program, one verdict
-        random.seed(0)
-        if "numpy" in _modules:
-            _modules["numpy"].random.seed(0)
+    random.seed(0)  # one program, one verdict
+    if "numpy" in _modules:
+        _modules["numpy"].random.seed(0)
     sys.setrecursionlimit(RECURSION)
-    scope = {}
     try:
         exec(compiled(source, "<string>"), scope)
         if setup:
@@ -233,6 +258,7 @@ def run_tests(fd, job, function, inputs):
         if batch and alone:
             send(fd, b"t", b"".join(batch))
             batch, size, started = [], 0, _now()
+        sys.stdin = sys.stdout = sys.stderr = Sink()
         before, value = _cpu() if timed else 0.0, None
         try:
             value = function(*arguments)

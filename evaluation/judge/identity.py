@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import re
 import types
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ _BLIND = _STATELESS | {"random", "decimal", "time", "calendar", "numbers", "coll
 _SEEING = {
     "attrgetter", "methodcaller", "Formatter", "format_map", "namedtuple", "NamedTuple", "TypedDict", "ForwardRef",
     "get_type_hints", "get_overloads", "get_protocol_members", "overload", "wraps", "update_wrapper", "register",
-    "singledispatch", "singledispatchmethod",
+    "singledispatch", "singledispatchmethod", "Protocol", "runtime_checkable",
 }  # fmt: skip
 """What of these modules does, has a function called by keyword, evaluates annotations, or changes a class for good."""
 _SYS = {"maxsize", "setrecursionlimit", "getrecursionlimit", "float_info", "getsizeof", "exit", "version_info"}
@@ -58,10 +59,28 @@ def _blind_attributes() -> Iterable[str]:
 
 _BLIND_ATTRIBUTES = {n for n in _blind_attributes() if not n.startswith("_")} - _SEEING | {"abc", "cache_clear"}
 """What may be taken out of an object or a module: methods and members of plain types, and what `_BLIND` exports."""
+_IMPORTED = {n for m in map(importlib.import_module, _BLIND) for n, v in vars(m).items() if type(v) is types.ModuleType}
+"""What these modules have imported themselves: `statistics.random` is a way to all of `random`."""
+_MODULES = _IMPORTED & _BLIND_ATTRIBUTES
 _FIELD = re.compile(r"\{[^{}:!]*[.\[]")
 """A replacement field that looks into its value: `{0.__code__}`."""
-_HARNESS = re.compile(r"numpy|random|\bexcept\b")
-"""Words by which the judge chooses how it runs a program, be it in a comment."""
+_NUMPY = re.compile(r"numpy|import_module|__import__|\bexec\b")
+_HIDES = re.compile(r"\b(except|finally|suppress|weakref|atexit|exec|getattr)\b|__|[Tt]hread|concurrent|asyncio")
+
+
+def wants_numpy(source: str) -> bool:
+    """Say whether a program may import numpy, which is loaded beforehand then."""
+    return _NUMPY.search(_as_read(source)) is not None
+
+
+def may_hide_errors(source: str) -> bool:
+    """Say whether a program may go on after an exception, such as one for want of memory."""
+    return _HIDES.search(_as_read(source)) is not None
+
+
+def _as_read(source: str) -> str:
+    """Return the text with the letters that Python takes for others."""
+    return source if source.isascii() else unicodedata.normalize("NFKC", source)
 
 
 @dataclass(frozen=True)
@@ -93,7 +112,7 @@ def read(source: str, kept: Iterable[str]) -> Reading:
         words = walk.told()
         if words is None:
             return Reading(_digest(b"text", text), walk.clean)
-        words = [*sorted(set(_HARNESS.findall(source))), *words]
+        words = [f"{wants_numpy(source)} {may_hide_errors(source)}", *words]  # by which it is run
         return Reading(_digest(b"tree", "\0".join(words).encode("utf-8", "surrogatepass")), walk.clean)
     except SyntaxError:
         return Reading(_digest(b"text", text), clean=True)  # it never gets to run
@@ -149,7 +168,7 @@ class _Walk:
 
     def named(self, name: str, own: bool) -> None:
         """Take a variable's name, which is the program's own where it is bound."""
-        if name.startswith("__") and name != "__name__":
+        if (name.startswith("__") and name != "__name__") or (own and name in _MODULES):
             self.strange()
         self.names.append(len(self.words))
         self.words.append(name)
@@ -203,6 +222,9 @@ class _Walk:
                 self.observed = True
         if node.attr not in _BLIND_ATTRIBUTES:
             self.strange()
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        if node.attr in _MODULES and owner != node.attr and (owner, node.attr) != ("collections", "abc"):
+            self.strange()  # but for datetime.datetime
         self.clean &= isinstance(node.ctx, ast.Load)
         return [node.value, node.attr]
 
@@ -214,7 +236,7 @@ class _Walk:
         return [node.arg, node.value]
 
     def alias(self, node: ast.alias) -> list[Any]:
-        if node.asname and node.asname.startswith("__"):
+        if node.asname and (node.asname.startswith("__") or node.asname in _MODULES):
             self.strange()
         self.kept.update(filter(None, (node.name.partition(".")[0], node.asname)))
         return [node.name, node.asname]
@@ -230,7 +252,7 @@ class _Walk:
         names = {a.name for a in node.names}
         blind = _BLIND_ATTRIBUTES if node.module in _BLIND else _SYS if node.module == "sys" else set[str]()
         self.observed |= not names <= blind or node.level > 0
-        self.clean &= node.module in _STATELESS
+        self.clean &= node.module in _STATELESS and not (names & _IMPORTED) - {node.module}
         return [node.module, node.names, node.level]
 
     def declared(self, node: ast.Global | ast.Nonlocal) -> list[Any]:
@@ -243,6 +265,10 @@ class _Walk:
         self.observed |= node.name is not None  # a NameError tells names
         self.clean = False
         return [node.type, node.name, node.body]
+
+    def tried(self, node: ast.Try) -> list[Any]:
+        self.clean &= not node.finalbody  # where a return swallows what was raised
+        return [node.body, node.handlers, node.orelse, node.finalbody]
 
     def seeing(self, node: ast.AST) -> list[Any]:
         """Take what knows names by their text: members of a class are found by it, and a class names itself."""
@@ -266,6 +292,7 @@ _SEEN: dict[type, Callable[[_Walk, Any], list[Any]]] = {
     ast.Global: _Walk.declared,
     ast.Nonlocal: _Walk.declared,
     ast.ExceptHandler: _Walk.caught,
+    ast.Try: _Walk.tried,
     ast.Match: _Walk.seeing,
 }
 _NEWER = ("TypeAlias", "TypeVar", "ParamSpec", "TypeVarTuple", "TemplateStr", "Interpolation")

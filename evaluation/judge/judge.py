@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from evaluation.judge.batch import Batch, Case, Key, Result, TryAlone
-from evaluation.judge.identity import read
+from evaluation.judge.identity import may_hide_errors, read, wants_numpy
 from evaluation.judge.jobs import Execution, JudgeFailed, OutOfMemory, memory_limit
 from evaluation.judge.lanes import Lane, Lanes
 from evaluation.judge.references import ReferenceFailed
@@ -26,7 +26,7 @@ from evaluation.records import Outcome, Problem, Program, Verdict
 
 logger = logging.getLogger(__name__)
 
-JUDGE_VERSION = f"judge/5 python{sys.version_info.major}.{sys.version_info.minor}"
+JUDGE_VERSION = f"judge/6 python{sys.version_info.major}.{sys.version_info.minor}"
 TRIES = 3
 MAX_KNOWN = 200_000
 """Verdicts kept in this process."""
@@ -233,7 +233,7 @@ class Judge:
 
     def _run_once(self, lane: Lane, case: Case, names: Sequence[str], alone: bool) -> list[Result]:
         problem = self.problems[case.problem_id]
-        zygote = lane.zygote("numpy" in case.source or "numpy" in problem.reference)
+        zygote = lane.zygote(wants_numpy(case.source) or "numpy" in problem.reference)
         found: list[Result] = []
         with zygote.child(self.memory_bytes if alone else self.shared_bytes) as child:
             for name in names:
@@ -260,7 +260,7 @@ class Judge:
         """Say whether a program may have failed for the memory that it had to share; it gets EvalPlus's, alone."""
         if self.shared_bytes >= self.memory_bytes or run.timed_out:
             return False
-        return "Memory" in run.detail or run.detail == ENDED or re.search(r"\bexcept\b", source) is not None
+        return "Memory" in run.detail or run.detail == ENDED or may_hide_errors(source)
 
     def _names(self, problem_id: str) -> tuple[str, ...]:
         has_plus = self.suites != "reward" and self.problems[problem_id].plus_inputs is not None
@@ -296,6 +296,7 @@ class Judge:
         suite, zygote = Asserts(probe), self.lanes.first.zygote(numpy=False)
         right = zygote.run(*suite.job(zygote, "def double(x):\n    return 2 * x\n"))
         wrong = zygote.run(*suite.job(zygote, "def double(x):\n    return x + 2\n"))
+        self.lanes.first.rest()
         if not right.complete or wrong.complete:
             raise RuntimeError(f"the judge cannot tell right from wrong: {right.detail!r}, {wrong.detail!r}")
 

@@ -12,23 +12,30 @@ import pytest
 
 from evaluation.judge import Judge
 from evaluation.problems import load_benchmark
+from evaluation.problems.mbpp import load_mbpp
 from evaluation.records import Program
 
-DATA = Path(__file__).resolve().parents[3] / "shared/data/MbppPlus-v0.2.0.jsonl"
+DATA = Path(__file__).resolve().parents[3] / "shared/data"
 ROWS = [json.loads(line) for line in Path(__file__).with_name("attacks.jsonl").read_text("utf-8").splitlines()]
+LOAD = {
+    "score": lambda: load_benchmark("mbpp_plus", mbpp_plus=str(DATA / "MbppPlus-v0.2.0.jsonl")),
+    "reward": lambda: load_mbpp(str(DATA / "mbpp.jsonl")).problems,
+}
 
 
-@pytest.mark.skipif(not DATA.is_file(), reason="no copy of MBPP+ here")
+@pytest.mark.skipif(not DATA.is_dir(), reason="no copy of MBPP+ here")
+@pytest.mark.parametrize("suites", LOAD)
 @pytest.mark.parametrize("together", [True, False], ids=["in one batch", "one by one"])
-def test_every_attack_and_every_lookalike_gets_its_verdict(together):
-    named = {r["task_id"] for r in ROWS}
-    problems = [p for p in load_benchmark("mbpp_plus", mbpp_plus=str(DATA)) if p.problem_id in named]
-    programs = [Program(problem_id=r["task_id"], source=r["solution"]) for r in ROWS]
-    with Judge(problems, workers=2) as judge:
+def test_every_attack_and_every_lookalike_gets_its_verdict(together, suites):
+    rows = [r for r in ROWS if r.get("suites", "score") == suites]
+    named = {r["task_id"] for r in rows}
+    problems = [p for p in LOAD[suites]() if p.problem_id in named]
+    programs = [Program(problem_id=r["task_id"], source=r["solution"]) for r in rows]
+    with Judge(problems, workers=2, suites="both" if suites == "score" else "reward") as judge:
         verdicts = judge.judge(programs) if together else [judge.judge([p])[0] for p in programs]
     wrong = [
         (r["category"], r["name"], r["expected"], v.base.value, v.detail)
-        for r, v in zip(ROWS, verdicts, strict=True)
+        for r, v in zip(rows, verdicts, strict=True)
         if v.errored or ("pass" if v.passed else "fail") != r["expected"]
     ]
     assert not wrong

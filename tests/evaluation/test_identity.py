@@ -126,7 +126,8 @@ def test_no_way_of_seeing_a_line_a_docstring_or_a_name_makes_two_programs_one(wa
         ("def f(x):\n    def g(): 0\n    return str(g)\n", "def f(x):\n    def h(): 0\n    return str(h)\n"),
         ("def f(x): return x\n", "# numpy\ndef f(x): return x\n"),
         ("def f(x): return x\n", "# except\ndef f(x): return x\n"),
-        ("def f(x): return x\n", "def f(x):\n    'random'\n    return x\n"),
+        ("def f(x): return x\n", "# \uff4eumpy\ndef f(x): return x\n"),
+        ("def f(x): return x\n", "def f(x):\n    '__import__'\n    return x\n"),
         ("def f(a, **k): return k\n", "def f(b, **k): return k\n"),
     ],
 )
@@ -152,6 +153,18 @@ def test_names_that_tests_use_stay():
         ("def f(x):\n    return setattr(x, 'a', 1)\n", False),
         ("def f(x):\n    return x.__class__\n", False),
         ("from . import x\ndef f(x): return x\n", False),
+        ("import random\ndef f(x): return random.random()\n", False),
+        ("import datetime, re\ndef f(x): return datetime.datetime.min, re.sub('a', 'b', x)\n", True),
+        ("import collections\ndef f(x): return isinstance(x, collections.abc.Sized)\n", True),
+        ("import statistics\ndef f(x): return statistics.random.seed(x)\n", False),
+        ("import statistics\ndef f(x): return statistics.\uff52andom.seed(x)\n", False),
+        ("from statistics import random\ndef f(x): return random.seed(x)\n", False),
+        ("from statistics import \uff52andom as r\ndef f(x): return r.seed(x)\n", False),
+        ("import statistics as random\ndef f(x): return random.random.seed(x)\n", False),
+        ("import statistics\nrandom = statistics\ndef f(x): return random.random.seed(x)\n", False),
+        ("import fractions as re\ndef f(x): return re.re.purge()\n", False),
+        ("import typing\ndef f(x): return typing.runtime_checkable(x)\n", False),
+        ("def f(x):\n    try: return 1\n    finally: return 2\n", False),
     ],
 )
 def test_only_programs_that_leave_nothing_behind_are_clean(source, clean):

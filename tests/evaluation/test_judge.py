@@ -14,6 +14,7 @@ import pytest
 
 from evaluation.judge import Judge
 from evaluation.judge.audit import audit
+from evaluation.judge.jobs import machine_memory
 from evaluation.problems import load_benchmark
 from evaluation.problems.mbpp import load_mbpp
 from evaluation.records import Outcome, Problem, Program
@@ -371,3 +372,46 @@ def _judge_hostile(rows, problems, cache, monkeypatch):
         if v.passed != (r["expected"] == "pass") or v.errored
     ]
     assert wrong == []
+
+
+HUNGRY = {
+    "except": "try:\n        bytes(2400 << 20); ok = True\n    except MemoryError: pass",
+    "finally": "try:\n        bytes(2400 << 20); ok = True\n    finally: return 2 * x if ok else -1",
+    "suppress": "import contextlib\n    with contextlib.suppress(MemoryError):\n        bytes(2400 << 20); ok = True",
+    "an exit": "with E():\n        bytes(2400 << 20); ok = True",
+    "a thread": "import threading\n    t = threading.Thread(target=g); t.start(); t.join(); ok = bool(DONE)",
+    "nothing": "bytes(2400 << 20); ok = True",
+}
+
+
+@pytest.mark.parametrize("way", HUNGRY)
+def test_a_program_that_hides_its_want_of_memory_has_the_same_verdict_beside_others(way):
+    helpers = "DONE = []\ndef g(): bytes(2400 << 20); DONE.append(1)\n"
+    helpers += "class E:\n    def __enter__(self): pass\n    def __exit__(self, *_): return True\n"
+    source = f"{helpers}def f(x):\n    ok = False\n    {HUNGRY[way]}\n    return 2 * x if ok else -1\n"
+    lanes = 1 + machine_memory() // (4 << 30)  # each has less than 2 GiB
+    with Judge([problem()], workers=lanes) as judge:
+        assert judge.shared_bytes < 2400 << 20 < judge.memory_bytes
+        assert judge.judge([Program(problem_id="Test/1", source=source)])[0].passed
+
+
+def test_a_global_of_the_first_suite_takes_no_memory_of_the_second(mbpp_plus):
+    source = "BLOCK = bytes(2400 << 20)\ndef square_perimeter(a): return 4 * a\n"
+    with Judge([mbpp_plus["Mbpp/17"]]) as judge:
+        assert judge.judge([Program(problem_id="Mbpp/17", source=source)])[0].passed
+
+
+@pytest.mark.parametrize("module", ["\uff4eumpy", "numpy"])
+def test_numpy_is_there_however_it_is_written(module):
+    assert verdict(f"import {module} as n\ndef f(x): return int(n.int64(2 * x))\n").passed
+    assert verdict("import importlib\nn = importlib.import_module('num' + 'py')\ndef f(x): return 2 * x\n").passed
+
+
+def test_a_fresh_judge_leaves_no_child_behind():
+    with Judge([problem()]) as judge:
+        pid = judge.lanes.first.zygote(numpy=False).process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        end = time.monotonic() + 10
+        while children.read_text() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not children.read_text()
