@@ -30,7 +30,7 @@ def lr_ablation(
     experiment: Literal["full", "ladder", "smoke", "micro", "controls", "smol"] = "smoke",
     store: str | None = None,
     runs: str | None = None,
-    model: str | None = None,
+    model: Literal["qwen3_1p7b_base", "q25_3b", "toy", "smollm2_135m"] | None = None,
     seeds: Annotated[int, Field(ge=1, le=MAX_SEEDS)] | None = None,
     cells: list[str] | None = None,
     max_parallel_cells: Annotated[int, Field(ge=1)] | None = None,
