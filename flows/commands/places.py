@@ -14,6 +14,7 @@ from flows.commands.checks import Check
 from flows.parameters import Parameters
 from flows.planning import make_plan
 from tasks.settings import prepare_prefect, settings
+from training.backends import LocalBackend
 from training.cell import MODELS
 from training.store import Store, open_store
 
@@ -58,9 +59,9 @@ def check_disk(parameters: Parameters) -> Check:
     totals, runs = make_plan(parameters).totals, _nearest(_runs(parameters))
     copy_gb = totals.checkpoint_gb + totals.sample_gb
     needs = {runs.stat().st_dev: (runs, copy_gb + totals.resume_gb)}
-    url = open_store(parameters.store or str(runs)).url
-    if url.startswith("file://"):
-        place = _nearest(Path(url.removeprefix("file://")))
+    backend = open_store(parameters.store or str(runs)).backend
+    if isinstance(backend, LocalBackend):
+        place = _nearest(backend.root)
         at, before = needs.get(place.stat().st_dev, (place, 0.0))
         needs[place.stat().st_dev] = (at, before + copy_gb)
     free = {at: shutil.disk_usage(at).free / 1e9 for at, _ in needs.values()}
