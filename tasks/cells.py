@@ -25,7 +25,7 @@ SMALL = 10_000_000
 """Parameters below which a step takes a second, and a resume state between two checkpoints is not worth its time."""
 
 
-@task(name="train", task_run_name="train {cell.name}", **ONCE_EACH)
+@task(name="train", tags=["train"], task_run_name="train {cell.name}", **ONCE_EACH)
 def train_cell(work: Work, cell: Cell, board: Board) -> None:
     """Train a cell to its end, from wherever it is; it publishes nothing itself."""
     train(work, cell, board)

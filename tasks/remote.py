@@ -57,14 +57,14 @@ def _online(client: SyncPrefectClient, pool: str) -> bool:
     return any(w.status == WorkerStatus.ONLINE for w in workers)
 
 
-@task(name="train", task_run_name="train {cell.name}", **ONCE_EACH)
+@task(name="train", tags=["train"], task_run_name="train {cell.name}", **ONCE_EACH)
 def train_in_pool(work: Work, cell: Cell, words: dict[str, Any]) -> None:
     """Train a cell on a host of the pool `gpu`; it publishes its checkpoints from there."""
     unit = f"{cell.name}:{work.identity(cell).fingerprint[:16]}"
     run_unit(TRAIN, unit, f"train {cell.name}", {"cell": cell.name, "words": words}, (work.experiment.name, cell.name))
 
 
-@task(name="score", task_run_name="score {label}", **ONCE_EACH)
+@task(name="score", tags=["score"], task_run_name="score {label}", **ONCE_EACH)
 def score_in_pool(work: Work, cell: Cell | None, step: int, label: str, words: dict[str, Any]) -> None:
     """Score a checkpoint on a host of the pool `eval`."""
     protocols = "-".join(p.sha256[:8] for p in work.experiment.protocols)

@@ -24,7 +24,7 @@ from training.folder import Result
 from training.store import Store
 
 
-@task(name="report", **ONCE_EACH)
+@task(name="report", task_run_name="report {work.experiment.name}", **ONCE_EACH)
 def report(work: Work, missing: list[str]) -> Finding:
     """Write the report of what is stored, publish it, and show it in the UI."""
     shared = {"split.json": Path(work.prepared.train).with_name("split.json")}

@@ -30,6 +30,7 @@ LINGER_S = 600.0
 
 @task(
     name="score",
+    tags=["score"],
     task_run_name="score {label}",
     retries=2,
     retry_delay_seconds=[1, 5],
