@@ -1,4 +1,4 @@
-"""Every known fault of a grader, or of the orchestrator, is a test here, or cannot occur for a reason that is written down."""
+"""Every known fault of a grader or the orchestrator is a test, or cannot occur for a reason that is written down."""
 
 import json
 import re
