@@ -167,10 +167,10 @@ def versions() -> dict[str, str]:
 
 @functools.cache  # the code that runs is what was checked out when it started
 def git_commit() -> str | None:
-    """Commit of the checkout this package runs from, `-dirty` if it has changes; None outside a checkout."""
+    """Commit of the checkout this package runs from, `-dirty` if it has changes, or of an image; None elsewhere."""
     here = Path(__file__).resolve().parent.parent
     if not (here / ".git").exists():
-        return None
+        return _commit_of_image(here / ".git_commit")
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10, check=True
@@ -181,3 +181,8 @@ def git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return commit.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
+
+
+def _commit_of_image(note: Path) -> str | None:
+    """Read what deployments/Dockerfile was told; an image holds no history."""
+    return (note.read_text(encoding="utf-8").strip() or None) if note.is_file() else None

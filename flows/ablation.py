@@ -16,8 +16,10 @@ from evaluation.findings import Finding
 from evaluation.program import as_ablation_error
 from flows.loop import Future, Loop, Units
 from flows.parameters import Parameters
+from flows.planning import make_plan
 from tasks.cells import train_cell
 from tasks.checkpoints import publish_checkpoint, publish_records
+from tasks.costs import Planned, show_costs
 from tasks.data import audit, check_machine, resolve_model, split
 from tasks.launch import STOPPING, locked
 from tasks.progress import Board
@@ -95,11 +97,25 @@ def run_ablation(parameters: Parameters, board: Board) -> Outcome:
             work = prepare_work(parameters, store, runs)
             board.say(f"{parameters.experiment}: {len(work.cells)} cells, store {work.store.url}")
             board.say(audit(work))
+            show_costs(work, planned_costs(parameters), ended=False)
             failures = run_remote(work, parameters) if remote else run_here(work, board, parameters)
             missing = work.missing()
+            show_costs(work, planned_costs(parameters), ended=True)
             code = 3 if any(isinstance(f, MachineError) for f in failures) else 1
             told = tuple(" ".join(str(f).split()) for f in failures)
             return Outcome(report(work, missing), tuple(missing), told, code if missing else 0)
+
+
+def planned_costs(parameters: Parameters) -> Planned:
+    """Return what the plan says that the run will cost."""
+    plan = make_plan(parameters)
+    return Planned(
+        unit="GPU-hours" if plan.totals.gpu_hours else "core-hours",
+        training_h=round(sum(c.hours for c in plan.cells), 3),
+        scoring_h=round((plan.totals.checkpoints + 1) * plan.score_hours, 3),
+        checkpoint_gb=plan.totals.checkpoint_gb,
+        sample_gb=plan.totals.sample_gb,
+    )
 
 
 @contextmanager

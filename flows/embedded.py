@@ -31,7 +31,7 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
         Stopped: a signal; the children have saved.
     """
     prepare_prefect()
-    from prefect import flow
+    from prefect import flow, tags
     from prefect.client.schemas.objects import State
     from prefect.exceptions import TerminationSignal
 
@@ -42,6 +42,7 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
 
     if not logger.isEnabledFor(logging.DEBUG):
         logging.getLogger("prefect").propagate = False  # what we tell in a line, it tells in tracebacks
+        logging.getLogger("tasks.children").setLevel(logging.WARNING)  # on a terminal there are the bars
     store, runs = places(parameters)
     check_writable("runs", runs)  # before the store, which is in there unless another is named
     # Also the first thing that the flow does; but it takes seconds to get there.
@@ -63,7 +64,8 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
         return state
 
     try:
-        state = embedded(return_state=True)
+        with tags("ablation", parameters.experiment):
+            state = embedded(return_state=True)
     except TerminationSignal as e:
         raise Stopped("signal=TERM: stopped, what was running has saved; the same command goes on") from e
     if not ended:

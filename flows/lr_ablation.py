@@ -1,16 +1,14 @@
 """The flow `lr-ablation`: the learning-rate ladder, by name, in a form and from a command line."""
 
 import logging
-from typing import Annotated, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Failed
-from pydantic import Field
 
 from flows.ablation import RUNNER, Outcome, run_ablation, verdict
-from flows.parameters import MAX_SEEDS, Parameters
+from flows.parameters import AtLeastOne, ExperimentName, ModelName, Parameters, Seeds
 from tasks.progress import Board
 from tasks.settings import tell_from
 
@@ -27,13 +25,13 @@ MAX_RESTARTS = 5
     persist_result=False,
 )
 def lr_ablation(
-    experiment: Literal["full", "ladder", "smoke", "micro", "controls", "smol"] = "smoke",
+    experiment: ExperimentName = "smoke",
     store: str | None = None,
     runs: str | None = None,
-    model: str | None = None,
-    seeds: Annotated[int, Field(ge=1, le=MAX_SEEDS)] | None = None,
+    model: ModelName | None = None,
+    seeds: Seeds | None = None,
     cells: list[str] | None = None,
-    max_parallel_cells: Annotated[int, Field(ge=1)] | None = None,
+    max_parallel_cells: AtLeastOne | None = None,
     mbpp: str | None = None,
     mbpp_plus: str | None = None,
 ) -> State:

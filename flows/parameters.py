@@ -1,4 +1,9 @@
-"""The flow parameters: the same words in the Prefect form, in `ablation run` and in `ablation plan`."""
+"""The flow parameters: the same words in the Prefect form, in `ablation run` and in `ablation plan`.
+
+The form's types are here, its words in the docstring of each flow (Prefect reads them there). It is flat on purpose: a
+word is a flag of the command line and a `-p` of a deployment. Names are a plain string with the registry's list beside
+it, so that what is added to a registry is in the form.
+"""
 
 from typing import Annotated, Self
 
@@ -7,13 +12,17 @@ from pydantic import Field, model_validator
 from evaluation.errors import InputError
 from evaluation.records import Record
 from flows.experiments import EXPERIMENTS
-from training.cell import Cell
+from training.cell import MODELS, Cell
 from training.experiment import Experiment
 
 MAX_SEEDS = 1000
 """More is a slip of the finger: a grid of tens of thousands of cells."""
 
 Text = Annotated[str, Field(min_length=1)]
+ExperimentName = Annotated[str, Field(json_schema_extra={"enum": [*EXPERIMENTS]})]
+ModelName = Annotated[str, Field(json_schema_extra={"enum": [*MODELS]})]
+Seeds = Annotated[int, Field(ge=1, le=MAX_SEEDS)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class Parameters(Record):
@@ -25,11 +34,11 @@ class Parameters(Record):
     runs: Text | None = None
     """Local run directories, one a cell; None is `./runs/<experiment>`."""
     model: Text | None = None
-    seeds: int | None = Field(default=None, ge=1, le=MAX_SEEDS)
+    seeds: Seeds | None = None
     """How many: 0 .. n-1; None is the experiment's own."""
     cells: tuple[str, ...] | None = None
     """Cell names; None is all of them."""
-    max_parallel_cells: int | None = Field(default=None, ge=1)
+    max_parallel_cells: AtLeastOne | None = None
     """Cells training at a time; None is what the machine serves."""
     mbpp: Text | None = None
     mbpp_plus: Text | None = None

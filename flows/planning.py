@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from evaluation.problems import BENCHMARKS
+from evaluation.problems import num_samples
 from evaluation.protocol import Protocol
 from evaluation.records import Record
 from flows.parameters import Parameters
@@ -131,12 +131,6 @@ def make_plan(parameters: Parameters, hosts: int | None = None, slots: int | Non
         if hosts or slots
         else None,
     )
-
-
-def num_samples(protocol: Protocol) -> int:
-    """Return how many samples of a checkpoint a protocol draws."""
-    known = BENCHMARKS[protocol.benchmark].num_problems
-    return min(known, protocol.num_problems or known) * protocol.n
 
 
 def cell_hours(cell: Cell, rates: Rates) -> float:

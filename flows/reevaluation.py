@@ -4,7 +4,6 @@ Nothing is trained. A checkpoint that another protocol has scored keeps its samp
 """
 
 import logging
-from typing import Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -20,7 +19,7 @@ from flows.ablation import (
     run_remote,
 )
 from flows.hosts import told
-from flows.parameters import Parameters
+from flows.parameters import ExperimentName, Parameters
 from flows.stored import planned_cells, stored_cells
 from tasks.data import audit
 from tasks.launch import locked
@@ -40,7 +39,7 @@ logger = logging.getLogger(__name__)
     persist_result=False,
 )
 def re_evaluation(
-    experiment: Literal["full", "ladder", "smoke", "micro", "controls", "smol"] = "full",
+    experiment: ExperimentName = "full",
     store: str | None = None,
     runs: str | None = None,
     mbpp: str | None = None,

@@ -9,10 +9,12 @@ from prefect import task
 from evaluation.errors import InputError
 from evaluation.files import write_json
 from evaluation.manifests import is_complete
+from tasks.children import Tail
 from tasks.launch import locked, on_device, run_to_end
 from tasks.progress import Board
 from tasks.retries import ONCE_EACH
 from tasks.settings import child_environment, settings
+from tasks.shown import link
 from tasks.work import Work
 from training.cell import Cell
 from training.folder import CellFile, RunFolder, Runtime
@@ -23,7 +25,7 @@ SMALL = 10_000_000
 """Parameters below which a step takes a second, and a resume state between two checkpoints is not worth its time."""
 
 
-@task(name="train", task_run_name="train {cell.name}", **ONCE_EACH)
+@task(name="train", tags=["train"], task_run_name="train {cell.name}", **ONCE_EACH)
 def train_cell(work: Work, cell: Cell, board: Board) -> None:
     """Train a cell to its end, from wherever it is; it publishes nothing itself."""
     train(work, cell, board)
@@ -46,26 +48,29 @@ def train(work: Work, cell: Cell, board: Board) -> None:
             return
         work.fence.claim(cell.name, folder.root)
         fetch_resume(work, cell)
-        runtime = runtime_of(work, cell)
+        runtime, tail = runtime_of(work, cell), Tail(cell.name, folder.root / "train.log")
+        link("folder", cell.name, f"{work.store.url}/{cell.name}", "checkpoints, logs, rollouts and scores of the cell")
         with on_device(work.needs_gpu, runtime.num_processes) as (env, fds):
             run_to_end(
                 command(runtime, folder),
                 log=folder.root / "train.log",
                 env=child_environment(threads(work), settings().report_to) | env,
                 keep_fds=(held, *fds),
-                on_tick=lambda: tick(work, cell, board),
+                on_tick=lambda: tick(work, cell, board, tail),
             )
+        tail.tell(at_once=True)
     board.finish(cell.name)
 
 
-def tick(work: Work, cell: Cell, board: Board) -> None:
-    """Show how far the trainer is, and end it (it saves) where another host has taken its cell over.
+def tick(work: Work, cell: Cell, board: Board, tail: Tail) -> None:
+    """Show how far the trainer is and what it says, and end it (it saves) where another host has taken its cell over.
 
     Raises:
         Fenced: it has.
     """
     work.fence.look(cell.name)
     board.show(cell.name, work.folder(cell).root / "progress.json")
+    tail.tell()
 
 
 def command(runtime: Runtime, folder: RunFolder) -> list[str]:

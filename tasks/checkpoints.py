@@ -22,13 +22,13 @@ KEPT_RESUMES = 2
 RETRIES = {"retries": 3, "retry_delay_seconds": [1, 5, 20], "retry_condition_fn": retriable}
 
 
-@task(name="publish", task_run_name="publish {cell.name} step {step}", **ONCE_EACH, **RETRIES)
+@task(name="publish", tags=["publish"], task_run_name="publish {cell.name} step {step}", **ONCE_EACH, **RETRIES)
 def publish_checkpoint(work: Work, cell: Cell, step: int) -> None:
     """Send one checkpoint to the store, the manifest last."""
     publish(work, cell, step)
 
 
-@task(name="seal", task_run_name="publish {cell.name} logs and rollouts", **ONCE_EACH, **RETRIES)
+@task(name="seal", tags=["publish"], task_run_name="publish {cell.name} logs and rollouts", **ONCE_EACH, **RETRIES)
 def publish_records(work: Work, cell: Cell) -> None:
     """Send the sealed logs and rollouts of a cell that has ended; from here on the store calls it ended."""
     seal(work, cell)

@@ -48,21 +48,21 @@ def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, s
     store.check_writable()
 
 
-@task(name="split", **ONCE_EACH)
+@task(name="split", task_run_name="split {experiment.benchmark}", **ONCE_EACH)
 def split(experiment: Experiment, out: Path, mbpp: str | None, mbpp_plus: str | None) -> Prepared:
     """Write the problems of every part and the split that defines them."""
     benchmarks = [p.benchmark for p in experiment.protocols]
     return prepare(experiment.benchmark, experiment.data_seed, benchmarks, out, mbpp, mbpp_plus)
 
 
-@task(name="base model", **ONCE_EACH)
+@task(name="base model", task_run_name="find {model.name}", **ONCE_EACH)
 def resolve_model(model: Model, benchmark: str, runs: Path) -> tuple[ModelFiles, PromptSpec]:
     """Find the base model's files and resolve the one prompt specification of training and evaluation."""
     files = locate_model(model, runs)
     return files, prompt_of(model, files, benchmark)
 
 
-@task(name="audit", **ONCE_EACH)
+@task(name="audit", task_run_name="audit the judge and the problems", **ONCE_EACH)
 def audit(work: Work) -> str:
     """Prove that the judge passes every reference solution and no planted cheat; return what was seen."""
     return audit_work(work)

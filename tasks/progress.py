@@ -1,25 +1,20 @@
 """What a person sees while it runs: a bar a cell on a terminal, a line now and then elsewhere, a bar in the UI."""
 
-import logging
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from uuid import UUID
 
-import httpx
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.context import TaskRunContext
-from prefect.exceptions import PrefectException
 from tqdm import tqdm
 
+from evaluation.problems import num_samples
 from evaluation.records import Record
-
-logger = logging.getLogger(__name__)
+from evaluation.request import Unit
+from tasks.children import Tail
+from tasks.shown import Bar, Counted
 
 LINE_EVERY_S = 15.0
-ARTIFACT_EVERY_S = 15.0
-"""A call to the server takes some 50 ms."""
 
 
 class Progress(Record):
@@ -47,8 +42,7 @@ class Board:
         self.lock = threading.Lock()
         self.bars: dict[str, tqdm] = {}
         self.told: dict[str, float] = {}
-        self.sent: dict[str, float] = {}
-        self.artifacts: dict[str, UUID] = {}
+        self.drawn: dict[str, Bar] = {}
 
     def show(self, name: str, path: Path) -> None:
         """Show what a trainer last said; called from the thread of the cell's task."""
@@ -57,9 +51,7 @@ class Board:
         said = Progress.model_validate_json(path.read_text(encoding="utf-8"))
         if not self.quiet:
             self._show_here(name, said)
-        if time.monotonic() - self.sent.get(name, -ARTIFACT_EVERY_S) >= ARTIFACT_EVERY_S:
-            self.sent[name] = time.monotonic()
-            self._show_in_prefect(name, said.step / said.steps, said.text)
+        self._drawn(name).move(said.step / said.steps, said.text)
 
     def finish(self, name: str) -> None:
         """Close a cell's bar."""
@@ -68,12 +60,16 @@ class Board:
             if bar is not None:
                 bar.close()
         self.say(f"{name}: ended")
-        self._show_in_prefect(name, 1.0, "ended")
+        self._drawn(name).move(1.0, "ended", at_once=True)
 
     def say(self, text: str) -> None:
         """Write one line above the bars."""
         if not self.quiet:
             tqdm.write(text, file=sys.stderr)
+
+    def _drawn(self, name: str) -> Bar:
+        """Return a cell's bar in the UI; only the thread of its task asks for it."""
+        return self.drawn.setdefault(name, Bar("progress", name))
 
     def _show_here(self, name: str, said: Progress) -> None:
         with self.lock:
@@ -87,16 +83,22 @@ class Board:
                 self.told[name] = time.monotonic()
                 self.say(f"{name}: step {said.step} of {said.steps}, {said.text}")
 
-    def _show_in_prefect(self, name: str, fraction: float, text: str) -> None:
-        """Draw the cell's bar in the UI; an unreachable server costs the picture only."""
-        if TaskRunContext.get() is None:
-            return  # the plain function was called, without Prefect
-        try:
-            if name not in self.artifacts:
-                key = f"progress-{name.lower().replace('_', '-')}"
-                made = create_progress_artifact(progress=0.0, key=key, description=name)
-                assert isinstance(made, UUID)
-                self.artifacts[name] = made
-            update_progress_artifact(self.artifacts[name], progress=100 * fraction, description=f"{name}: {text}")
-        except (httpx.HTTPError, PrefectException) as e:
-            logger.warning("%s: progress could not be shown in the Prefect UI: %s", name, e)
+
+class Drawing:
+    """One checkpoint's samples as they are drawn: a bar in the UI, and what its child says of it."""
+
+    def __init__(self, name: str, units: Sequence[Unit], log: Path) -> None:
+        self.bar, self.tail = Bar("scoring", name), Tail("evaluation", log, only=f"{units[0].label}:")
+        self.parts = [(Counted(Path(u.out) / "samples.jsonl"), num_samples(u.protocol)) for u in units]
+
+    def tick(self) -> None:
+        """Show how far it is; called by the task that waits for it."""
+        self.tail.tell()
+        if self.bar.due:
+            drawn, planned = sum(part.count() for part, _ in self.parts), sum(n for _, n in self.parts)
+            self.bar.move(min(1.0, drawn / planned), f"{drawn:,} of {planned:,} samples drawn")
+
+    def finish(self) -> None:
+        """Say that it is scored."""
+        self.tail.tell(at_once=True)
+        self.bar.move(1.0, "scored", at_once=True)

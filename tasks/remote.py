@@ -17,6 +17,7 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelling
+from prefect.utilities.urls import url_for
 
 from evaluation.errors import MachineError, Stopped
 from tasks.launch import ATTEMPTS, STOPPING, ChildDied, ChildFailed
@@ -56,24 +57,31 @@ def _online(client: SyncPrefectClient, pool: str) -> bool:
     return any(w.status == WorkerStatus.ONLINE for w in workers)
 
 
-@task(name="train", task_run_name="train {cell.name}", **ONCE_EACH)
+@task(name="train", tags=["train"], task_run_name="train {cell.name}", **ONCE_EACH)
 def train_in_pool(work: Work, cell: Cell, words: dict[str, Any]) -> None:
     """Train a cell on a host of the pool `gpu`; it publishes its checkpoints from there."""
     unit = f"{cell.name}:{work.identity(cell).fingerprint[:16]}"
-    run_unit(TRAIN, unit, f"train {cell.name}", {"cell": cell.name, "words": words})
+    run_unit(TRAIN, unit, f"train {cell.name}", {"cell": cell.name, "words": words}, (work.experiment.name, cell.name))
 
 
-@task(name="score", task_run_name="score {label}", **ONCE_EACH)
+@task(name="score", tags=["score"], task_run_name="score {label}", **ONCE_EACH)
 def score_in_pool(work: Work, cell: Cell | None, step: int, label: str, words: dict[str, Any]) -> None:
     """Score a checkpoint on a host of the pool `eval`."""
     protocols = "-".join(p.sha256[:8] for p in work.experiment.protocols)
     unit = f"{label.replace(' ', '-')}:{work.identity(cell).fingerprint[:16]}:{protocols}"
     parameters = {"label": label, "cell": cell.name if cell else None, "step": step, "words": words}
-    run_unit(SCORE, unit, f"score {label}", parameters)
+    run_unit(SCORE, unit, f"score {label}", parameters, (work.experiment.name, cell.name if cell else work.model.name))
 
 
-def run_unit(deployment: str, unit: str, name: str, parameters: dict[str, Any]) -> None:
+def run_unit(deployment: str, unit: str, name: str, parameters: dict[str, Any], tags: Sequence[str] = ()) -> None:
     """Bring a unit's child flow run to its end; a crashed one is started again, a failed one is not.
+
+    Args:
+        deployment: what runs it.
+        unit: what it is found again by, whoever started it.
+        name: of the flow run.
+        parameters: of the flow run.
+        tags: for people who look for it.
 
     Raises:
         ChildFailed: the child ended without having done its work.
@@ -83,7 +91,7 @@ def run_unit(deployment: str, unit: str, name: str, parameters: dict[str, Any]) 
     tag = f"unit:{deployment}:{unit}"
     with get_client(sync_client=True) as client:
         for _ in range(ATTEMPTS):
-            run = _adopt(client, tag) or _start(client, deployment, name, parameters, tag)
+            run = _adopt(client, tag) or _start(client, deployment, name, parameters, (tag, *tags))
             state = _follow(client, run, name)
             if state.is_completed():
                 return
@@ -103,13 +111,16 @@ def _adopt(client: SyncPrefectClient, tag: str) -> FlowRun | None:
     return live[0] if live else None
 
 
-def _start(client: SyncPrefectClient, deployment: str, name: str, parameters: dict[str, Any], tag: str) -> FlowRun:
+def _start(
+    client: SyncPrefectClient, deployment: str, name: str, parameters: dict[str, Any], tags: Sequence[str]
+) -> FlowRun:
     # The key alone would return an ended run for ever; with the count, racing parents still compute the same one.
-    key = f"{tag}:{len(_earlier(client, tag))}"
+    key = f"{tags[0]}:{len(_earlier(client, tags[0]))}"
     run = run_deployment(
-        deployment, parameters=parameters, flow_run_name=name, timeout=0, tags=[tag], idempotency_key=key
+        deployment, parameters=parameters, flow_run_name=name, timeout=0, tags=[*tags], idempotency_key=key
     )
     assert isinstance(run, FlowRun)
+    get_run_logger().info("started the flow run %s: %s", name, url_for(run) or run.id)
     return run
 
 

@@ -1,15 +1,12 @@
 """From the store to the finding: evidence of every planned cell, the report, and its Prefect artifacts."""
 
 import json
-import logging
 import math
 import shutil
 from pathlib import Path
 
-import httpx
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.exceptions import PrefectException
 
 from evaluation.contamination import Contamination
 from evaluation.curves import RunEvidence
@@ -17,6 +14,7 @@ from evaluation.findings import Finding
 from evaluation.manifests import Provenance, Revisions, versions, write_manifest
 from evaluation.report import ReportInput, draw_pictures, inline, report_markdown, write_report
 from tasks.retries import ONCE_EACH
+from tasks.shown import key_of, try_to_show
 from tasks.stored import stored_score
 from tasks.wandb_results import tell_wandb
 from tasks.work import Work
@@ -25,10 +23,8 @@ from training.experiment import Experiment
 from training.folder import Result
 from training.store import Store
 
-logger = logging.getLogger(__name__)
 
-
-@task(name="report", **ONCE_EACH)
+@task(name="report", task_run_name="report {work.experiment.name}", **ONCE_EACH)
 def report(work: Work, missing: list[str]) -> Finding:
     """Write the report of what is stored, publish it, and show it in the UI."""
     shared = {"split.json": Path(work.prepared.train).with_name("split.json")}
@@ -127,17 +123,18 @@ def publish_report(store: Store, given: ReportInput, out: Path, shared: dict[str
 
 def show(given: ReportInput, finding: Finding) -> None:
     """Put the report and the table of cells into the Prefect UI; an unreachable server costs the picture only."""
-    key = given.experiment.replace("_", "-")
+    key = key_of(given.experiment)
     rows = [
         {"cell": r.cell, "class": r.class_, "onset step": r.onset_step, "why": r.why, "signs": "; ".join(seen.signs)}
         for seen, r in zip(given.runs, finding.runs, strict=True)
     ]
-    try:
+
+    def create() -> None:
         markdown = report_markdown(given, finding, inline(draw_pictures(given)))
         create_markdown_artifact(markdown, key=f"{key}-report", description=finding.sentence)
         create_table_artifact(rows, key=f"{key}-cells", description="every planned cell")
-    except (httpx.HTTPError, PrefectException) as e:
-        logger.warning("the report is stored, but could not be shown in the Prefect UI: %s", e)
+
+    try_to_show("the report, which is stored,", create)
 
 
 def rebuild(store: Store, experiment: Experiment, cells: tuple[Cell, ...], out: Path) -> Finding:

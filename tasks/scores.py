@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prefect import task
@@ -16,6 +16,7 @@ from evaluation.errors import AblationError, Stopped
 from evaluation.manifests import damaged, is_complete
 from evaluation.request import FAILURE, Request, Unit, write_request
 from tasks.launch import STOPPING, ChildDied, ChildFailed, locked, on_device, run_to_end
+from tasks.progress import Drawing
 from tasks.retention import reading, spare
 from tasks.retries import ONCE_EACH, retriable
 from tasks.settings import child_environment, settings
@@ -30,6 +31,7 @@ LINGER_S = 600.0
 
 @task(
     name="score",
+    tags=["score"],
     task_run_name="score {label}",
     retries=2,
     retry_delay_seconds=[1, 5],
@@ -72,7 +74,9 @@ def score(work: Work, cell: Cell | None, step: int, child: "EvaluationChild") ->
                 )
                 for p, out in outs.items()
             ]
-            child.score(units)
+            drawing = Drawing(f"{name} step {step}", units, child.log)
+            child.score(units, drawing.tick)
+            drawing.finish()
     for protocol, out in outs.items():
         work.store.publish(out, work.score_rel(cell, protocol, step))
     if cell is not None:
@@ -124,8 +128,13 @@ class EvaluationChild:
         self.thread: threading.Thread | None = None
         self.error: AblationError | None = None
 
-    def score(self, units: list[Unit]) -> None:
-        """Wait until every unit's folder is complete.
+    @property
+    def log(self) -> Path:
+        """What the child writes."""
+        return self.folder / "evaluation.log"
+
+    def score(self, units: list[Unit], on_tick: Callable[[], None] = lambda: None) -> None:
+        """Wait until every unit's folder is complete, calling `on_tick` as long.
 
         Raises:
             ChildFailed: the child gave a unit up.
@@ -146,6 +155,7 @@ class EvaluationChild:
             if STOPPING.is_set():
                 raise Stopped("signal=TERM: stopped while scoring; the same command goes on")
             self._ensure_running()
+            on_tick()
             time.sleep(0.2)
 
     def close(self) -> None:
@@ -178,7 +188,7 @@ class EvaluationChild:
             with locked(self.folder / "evaluation.lock") as held, on_device(self.needs_gpu) as (env, fds):
                 run_to_end(
                     [sys.executable, "-m", "evaluation.run", str(self.folder)],
-                    log=self.folder / "evaluation.log",
+                    log=self.log,
                     env=child_environment(1) | env,
                     keep_fds=(held, *fds),
                 )

@@ -6,7 +6,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from training.cell import Cell
 from training.folder import Runtime
-from training.memory import VLLM_SHARE
+from training.footprint import VLLM_SHARE
 
 
 def grpo_config(cell: Cell, runtime: Runtime, scratch: Path, longest_prompt: int | None = None) -> GRPOConfig:

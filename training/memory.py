@@ -12,25 +12,14 @@ import torch
 from evaluation.errors import MachineError
 from training.cell import Cell
 from training.folder import Runtime
+from training.footprint import VLLM_SHARE, fixed_bytes
 from training.processes import agreed
 
 logger = logging.getLogger(__name__)
 
-VLLM_SHARE = 0.3
-"""Of a device, for the engine in TRL's colocate mode: TRL's default."""
 ON_CPU = 8
-WEIGHT_BYTES = 4 + 4 + 8 + 2
-"""A trained parameter: fp32 weight and gradient, AdamW's two moments, its bf16 copy under autocast."""
-REPLAY_BYTES = 4
-"""A trained parameter, where replay's gradient is computed beside GRPO's."""
-DDP_BYTES = 4
-"""A trained parameter, where several processes average their gradients: the buffers that are sent."""
-FROZEN_BYTES = 4 + 2
-"""A parameter that is not trained."""
 SPARE = 0.8
 """Of what is left: the rest is fragmentation, and the error of the estimate."""
-CONSTANT_BYTES = 3 << 30
-"""CUDA's context, the fused head's chunk of logits in fp32 and its gradient, sampling's buffers."""
 
 
 def bytes_per_position(config: Any, width: int = 2) -> int:
@@ -80,16 +69,14 @@ def micro_batch_for(
     Raises:
         MachineError: weights, gradients and moments alone are more than the device has.
     """
-    each = WEIGHT_BYTES + (REPLAY_BYTES if replay else 0) + (DDP_BYTES if several else 0)
-    fixed = trained * each + (parameters - trained) * FROZEN_BYTES
-    left = memory * (1 - sampler_share) - fixed - CONSTANT_BYTES
+    fixed = fixed_bytes(parameters, trained, replay=replay, several=several)
+    left = memory * (1 - sampler_share) - fixed
     if left <= 0:
         share = f"{memory * (1 - sampler_share) / 1e9:.0f} GB" + (" beside vLLM" if sampler_share else "")
         raise MachineError(
             "gpu_memory",
             share,
-            f"weights, gradients and moments of {trained / 1e9:.1f} B trained parameters take "
-            f"{(fixed + CONSTANT_BYTES) / 1e9:.0f} GB",
+            f"weights, gradients and moments of {trained / 1e9:.1f} B trained parameters take {fixed / 1e9:.0f} GB",
             "use a larger GPU, or train adapters (`lora_rank` of the experiment)",
         )
     return max(1, int(SPARE * left / (positions * bytes_per_position(config, width))))

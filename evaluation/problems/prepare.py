@@ -15,6 +15,7 @@ from evaluation.problems.humaneval import load_humaneval_plus
 from evaluation.problems.mbpp import Loaded, load_mbpp, load_mbpp_plus
 from evaluation.problems.toy import generate
 from evaluation.program import explain
+from evaluation.protocol import Protocol
 from evaluation.records import Problem, Record
 from evaluation.splits import Ids, Source, Split, build_split, split_mbpp
 
@@ -39,6 +40,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark(name="toy_plus", training="toy", num_problems=128, has_plus=True),
     )
 }
+
+
+def num_samples(protocol: Protocol) -> int:
+    """Return how many samples of a checkpoint a protocol draws."""
+    known = BENCHMARKS[protocol.benchmark].num_problems
+    return min(known, protocol.num_problems or known) * protocol.n
 
 
 class Prepared(Record):

@@ -1,29 +1,29 @@
-"""The checks of `ablation doctor`. None imports torch: the GPU is asked through its driver's own program."""
+"""What `ablation doctor` asks of this machine itself. torch is imported by a child, and only where there is a GPU."""
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-import urllib.request
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Literal
 
 from evaluation.errors import AblationError
 from evaluation.records import Record
 from flows.parameters import Parameters
-from flows.planning import make_plan
-from tasks.settings import settings
+from tasks.settings import child_environment, settings
 from training.cell import MODELS
-from training.store import open_store
+from training.footprint import VLLM_SHARE, fixed_bytes
 
 if TYPE_CHECKING:
     from evaluation.judge.audit import Check as AuditCheck
 
-HUB_TIMEOUT_S = 5
+_ASK_TORCH = """import json, torch
+there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+print(json.dumps([torch.__version__, torch.version.cuda, there]))"""
 
 
 class Check(Record):
@@ -34,22 +34,19 @@ class Check(Record):
     detail: str
     needed: bool = True
     """Whether the experiment asked about cannot run without it."""
+    kind: Literal["machine", "proof"] = "machine"
+    """`machine`: what is there; `proof`: whether our own promise holds here."""
 
 
-def examine(parameters: Parameters) -> list[Check]:
-    """Return every check, in the order a person would mend them."""
-    spec, model = parameters.spec, MODELS[parameters.grid[0].model]
-    on_gpu = spec.needs_gpu or model.needs_gpu
+def examine_machine(parameters: Parameters) -> list[Check]:
+    """Return every check of this machine, in the order a person would mend them."""
     return [
         check_python(),
         check_packages(),
         check_cores(),
-        check_gpu(model.num_parameters, needed=on_gpu),
+        *check_gpu(parameters),
         check_engine(),
         *check_judge(),
-        check_store(parameters),
-        check_disk(parameters),
-        check_hub(needed="/" in model.source and parameters.mbpp is None),
     ]
 
 
@@ -89,25 +86,63 @@ def check_cores() -> Check:
     )
 
 
-def check_gpu(num_parameters: int, *, needed: bool) -> Check:
-    """A CUDA device with room for fp32 weights, gradients and both moments, and as much again for activations."""
-    need_gb = 2 * 16 * num_parameters / 1e9
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return Check(name="gpu", ok=False, needed=needed, detail="no nvidia-smi: no NVIDIA driver")
+def check_gpu(parameters: Parameters) -> list[Check]:
+    """The devices that cells may use have room for what a cell holds before its first row, and torch sees them."""
+    needed = parameters.spec.needs_gpu or MODELS[parameters.grid[0].model].needs_gpu
+    program, gpus = shutil.which("nvidia-smi"), settings().gpus
+    if program is None or not gpus:
+        reason = "no nvidia-smi: no NVIDIA driver" if program is None else "the driver lists none, or they are hidden"
+        return [Check(name="gpu", ok=False, needed=needed, detail=reason)]
     asked = subprocess.run(
-        [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+        [
+            program,
+            "--query-gpu=name,memory.total,memory.used",
+            "--format=csv,noheader,nounits",
+            f"--id={','.join(gpus)}",
+        ],
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
-    rows = [line.rsplit(",", 1) for line in asked.stdout.splitlines() if "," in line]
+    rows = [line.rsplit(",", 2) for line in asked.stdout.splitlines() if line.count(",") >= 2]
     if asked.returncode or not rows:
-        return Check(name="gpu", ok=False, needed=needed, detail=f"nvidia-smi: {asked.stdout.strip()[:100]}")
-    smallest_gb = min(float(mib) for _, mib in rows) * 2**20 / 1e9
-    detail = f"{len(rows)} x {rows[0][0].strip()}, {smallest_gb:.0f} GB; the model asks for about {need_gb:.0f} GB"
-    return Check(name="gpu", ok=smallest_gb >= need_gb, needed=needed, detail=detail)
+        return [Check(name="gpu", ok=False, needed=needed, detail=f"nvidia-smi: {asked.stdout.strip()[:100]}")]
+    free_gb = min(float(total) - float(used) for _, total, used in rows) * 2**20 / 1e9
+    need_gb = need_bytes(parameters) / 1e9
+    detail = f"{len(rows)} x {rows[0][0].strip()}, {free_gb:.0f} GB free on the fullest; a cell takes {need_gb:.0f} GB"
+    return [Check(name="gpu", ok=free_gb >= need_gb, needed=needed, detail=detail), check_torch(len(rows), needed)]
+
+
+def need_bytes(parameters: Parameters) -> float:
+    """Return the least memory of a device that trains the hungriest cell: the trainer's own arithmetic, vLLM beside."""
+    cells, model = parameters.grid, MODELS[parameters.grid[0].model]
+    share = VLLM_SHARE if importlib.util.find_spec("vllm") else 0.0
+    several = settings().gpus_per_cell > 1
+    trained = {c: 0 if c.lora_rank else model.num_parameters for c in cells}  # adapters are small
+    fixed = (fixed_bytes(model.num_parameters, trained[c], replay=bool(c.terms), several=several) for c in cells)
+    return max(fixed) / (1 - share)
+
+
+def check_torch(num_gpus: int, needed: bool) -> Check:
+    """The installed torch is a CUDA build that this driver serves: a child says so, since nothing here imports it."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK_TORCH],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if done.returncode:
+        return Check(name="torch", ok=False, needed=needed, detail=done.stderr.strip().rpartition("\n")[2][:200])
+    version, cuda, there = json.loads(done.stdout.splitlines()[-1])
+    built = f"torch {version}, built for CUDA {cuda}" if cuda else f"torch {version}, built without CUDA"
+    ok = there >= num_gpus
+    detail = f"{built}: sees {there} of {num_gpus} devices" + (
+        "" if ok or not cuda else "; the driver may be too old for it"
+    )
+    return Check(name="torch", ok=ok, needed=needed, detail=detail)
 
 
 def check_engine() -> Check:
@@ -137,50 +172,4 @@ def check_judge() -> list[Check]:
 
 
 def _told(found: "list[AuditCheck]") -> list[Check]:
-    return [Check(name=f"judge: {c.name}", ok=c.ok, detail=c.detail) for c in found]
-
-
-def check_store(parameters: Parameters) -> Check:
-    """A small file is written to the store, read back and removed."""
-    store = open_store(parameters.store or str(_nearest(_runs(parameters))))
-    return _tried("store", store.check_writable, f"{store.url} can be written")
-
-
-def check_disk(parameters: Parameters) -> Check:
-    """Room for run directories and a store beside them."""
-    totals, here = make_plan(parameters).totals, _nearest(_runs(parameters))
-    need_gb = 2 * (totals.checkpoint_gb + totals.sample_gb) + totals.resume_gb
-    free_gb = shutil.disk_usage(here).free / 1e9
-    return Check(
-        name="disk",
-        ok=free_gb >= need_gb,
-        detail=f"{free_gb:.1f} GB free at {here}; {parameters.experiment} writes about {need_gb:.2g} GB",
-    )
-
-
-def check_hub(*, needed: bool) -> Check:
-    """The Hugging Face Hub answers; the embedded default does without."""
-    from huggingface_hub import constants
-
-    try:
-        with urllib.request.urlopen(constants.ENDPOINT, timeout=HUB_TIMEOUT_S) as answer:
-            detail, ok = f"{constants.ENDPOINT} answers {answer.status}", answer.status < 400
-    except (OSError, ValueError) as e:
-        detail, ok = f"{constants.ENDPOINT}: {getattr(e, 'reason', e)}", False
-    return Check(name="hub", ok=ok, needed=needed, detail=detail)
-
-
-def _tried(name: str, action: Callable[[], None], detail: str) -> Check:
-    try:
-        action()
-    except AblationError as e:
-        return Check(name=name, ok=False, detail=str(e))
-    return Check(name=name, ok=True, detail=detail)
-
-
-def _runs(parameters: Parameters) -> Path:
-    return Path(parameters.runs or f"runs/{parameters.experiment}").absolute()
-
-
-def _nearest(path: Path) -> Path:
-    return next(p for p in (path, *path.parents) if p.is_dir())
+    return [Check(name=f"judge: {c.name}", ok=c.ok, detail=c.detail, kind="proof") for c in found]

@@ -1,4 +1,4 @@
-"""Every known fault of a grader is a test here, or cannot occur for a reason that is written down."""
+"""Every known fault of a grader or the orchestrator is a test, or cannot occur for a reason that is written down."""
 
 import json
 import re
@@ -11,7 +11,7 @@ FAULTS = ROOT.parent / "shared/cases/faults.jsonl"
 
 
 @pytest.mark.skipif(not FAULTS.is_file(), reason="the fault cases are not beside the checkout")
-@pytest.mark.parametrize("area", ["sandbox", "reward", "extract", "eval"])
+@pytest.mark.parametrize("area", ["sandbox", "reward", "extract", "eval", "orchestration"])
 def test_every_fault_is_named(area):
     here = Path(__file__)
     text = "".join(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py")) if p != here)

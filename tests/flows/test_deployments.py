@@ -1,6 +1,7 @@
 """What `make deploy` puts on a server, and what it says when there is none."""
 
 import json
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -31,15 +32,17 @@ def test_entry_points_are_modules_that_hold_flows():
 
 
 def test_the_form_offers_every_experiment_and_every_parameter():
-    from typing import get_args
-
     from flows.experiments import EXPERIMENTS
     from flows.lr_ablation import lr_ablation
     from flows.parameters import Parameters
+    from flows.reevaluation import re_evaluation
+    from training.cell import MODELS
 
-    words = lr_ablation.fn.__annotations__
-    assert set(get_args(words["experiment"])) == set(EXPERIMENTS)
-    assert set(words) - {"return"} | {"gsm8k"} == set(Parameters.model_fields)
+    form = lr_ablation.parameters.properties
+    assert set(form) | {"gsm8k"} == set(Parameters.model_fields)
+    assert form["experiment"]["enum"] == re_evaluation.parameters.properties["experiment"]["enum"] == [*EXPERIMENTS]
+    assert form["model"]["anyOf"][0]["enum"] == [*MODELS]
+    assert sorted(form, key=lambda name: form[name]["position"]) == [*lr_ablation.fn.__annotations__][:-1]
 
 
 def test_no_server_is_one_line(prefect_server):
@@ -71,3 +74,34 @@ def test_the_form_knows_words_and_bounds(deployed):
     assert "full" in json.dumps(properties["experiment"]) and "enum" in json.dumps(properties["experiment"])
     assert all(p.get("description") for p in properties.values()), properties
     assert '"minimum": 1' in json.dumps(properties["seeds"])
+    assert "qwen3_1p7b_base" in json.dumps(properties["model"])
+    assert full["tags"] == ["ablation", "full"]
+
+
+@pytest.mark.prefect
+@pytest.mark.parametrize(
+    ("name", "value"), [("experiment", "nope"), ("model", "gpt2"), ("seeds", 0), ("max_parallel_cells", 0), ("lr", 1)]
+)
+def test_a_wrong_value_is_refused_by_the_server_before_a_run_exists(deployed, name, value):
+    full = next(d for d in ask(deployed, "/deployments/filter") if d["name"] == "full")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(deployed, f"/deployments/{full['id']}/create_flow_run", {"parameters": {name: value}})
+    assert refused.value.code in {409, 422} and name in refused.value.read().decode()
+
+
+@pytest.mark.prefect
+@pytest.mark.parametrize(("pool", "file"), [("docker", "docker-job.yaml"), ("kubernetes", "kubernetes/job.yaml")])
+def test_a_pool_of_another_type_is_kept(deployed, pool, file):
+    """What the recipes say: the server takes the template, and deploying leaves the pool as it is."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows.deploy import make_pool
+
+    template = yaml.safe_load((ROOT / "deployments" / file).read_text())
+    with temporary_settings({PREFECT_API_URL: deployed.url}), get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=f"recipe-{pool}", type=pool, base_job_template=template))
+        make_pool(client, f"recipe-{pool}", "another description")
+        found = client.read_work_pool(f"recipe-{pool}")
+    assert (found.type, found.base_job_template) == (pool, template)

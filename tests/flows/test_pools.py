@@ -53,6 +53,13 @@ def test_micro_in_pools(pools, tmp_path, wait_for):
     scores = ["score toy step 0", *(f"score {c} step {s}" for c in CELLS for s in (2, 4))]
     assert names == sorted(["lr-ablation micro", *cells, *scores])
     assert Path(runs / "store" / "reports" / "micro" / "finding.json").is_file()
+    parents = {r["name"]: r["parent_task_run_id"] for r in children}
+    assert parents.pop("lr-ablation micro") is None and any(parents.values())  # Prefect's links; nothing relies on them
+    trained = next(r for r in children if r["name"] == cells[0])
+    assert {"ablation", "cell", "micro", CELLS[0]} <= set(trained["tags"])
+    shown = {a["key"] for a in ask(pools, "/artifacts/latest/filter", {})}
+    named = {f"{kind}-{c.replace('_', '-')}" for c in CELLS for kind in ("progress", "folder")}
+    assert named | {"scoring-toy-step-0", "micro-costs", "micro-report"} <= shown
 
     again = pools.run("prefect", "deployment", "run", "lr-ablation/micro", "-p", f"runs={runs}", "--watch", timeout=600)
     assert again.returncode == 0, again.stdout + again.stderr

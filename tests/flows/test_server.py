@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -68,7 +69,31 @@ def test_micro_leaves_everything_that_the_plan_wants(control_worker, finished):
     artifacts = {a["key"]: a["type"] for a in ask(control_worker, "/artifacts/latest/filter", {})}
     assert artifacts["micro-report"] == "markdown"
     assert artifacts["micro-cells"] == "table"
+    assert artifacts["micro-costs"] == "table"
     assert artifacts["progress-toy-toy-nobuf-lr3e4"] == "progress"
+    assert artifacts["scoring-toy-toy-nobuf-lr3e4-step-4"] == "progress"
+    assert artifacts["folder-toy-toy-nobuf-lr3e4"] == "markdown"
+
+
+def test_a_run_shows_what_it_does(control_worker, finished):
+    run = newest_run(control_worker)
+    assert set(run["tags"]) == {"ablation", "micro"}
+    asked = {"flow_runs": {"id": {"any_": [run["id"]]}}}
+    tasks = ask(control_worker, "/task_runs/filter", asked)
+    assert {t["name"]: t["tags"] for t in tasks if t["tags"]}[f"publish {CELLS[0]} step 2"] == ["publish"]
+    assert not [t["name"] for t in tasks if re.search(r"-[0-9a-f]{3}$", t["name"])]  # none of Prefect's own making
+    found = {a["key"]: a for a in ask(control_worker, "/artifacts/latest/filter", {})}
+    assert f"{finished}/store/{CELLS[1]}" in found["folder-toy-toy-nobuf-lr3e4"]["data"]
+    assert "data:image/png;base64," in found["micro-report"]["data"]
+    assert {r["cell"] for r in json.loads(found["micro-cells"]["data"])} == set(CELLS)
+    costs = {r["what"]: r for r in json.loads(found["micro-costs"]["data"])}
+    sizes = [p.stat().st_size for p in (finished / "store").glob("*/global_step_*/*")]
+    assert costs["checkpoints"]["actual"] == pytest.approx(sum(sizes) / 1e9, abs=1e-6)
+    assert costs["training"]["actual"] > 0 and all(r["planned"] > 0 for r in costs.values())
+    logs = ask(control_worker, "/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
+    said = "\n".join(e["message"] for e in logs)
+    assert f"{CELLS[0]}: " in said and "step 4 of 4: reward" in said  # the trainer's own words
+    assert "toy/global_step_0: 32 of 32 samples" in said  # the evaluation's
 
 
 def test_a_failed_run_retried_redoes_only_what_is_missing(control_worker, finished, tmp_path, wait_for):
