@@ -42,8 +42,8 @@ class ArmShift(Record):
     p: float | None
     """Of the exact test; null where there are too few seeds for one."""
     seeds_needed: int | None = None
-    """Seeds a rate with which a shift of one rung would be seen four times in five; null where one was seen, or
-    where no run, or every run, broke; also where more than 16 would be needed."""
+    """Seeds a rate with which a shift of one rung would be seen four times in five; null where a shift was seen,
+    where there is no test, and where more than 16 would be needed."""
     text: str
 
 
@@ -152,9 +152,7 @@ def compare(
     if seeds < criterion.min_seeds_for_interval or not shared:
         count = "one seed" if seeds == 1 else f"{seeds} seeds"
         text += f"; {count}, no test (at least {criterion.min_seeds_for_interval} seeds needed)"
-        needed = seeds_needed(strata, criterion) if shared else None
-        text += _needed_text(needed)
-        return ArmShift(shift="not_detectable", min_detectable=None, p=None, seeds_needed=needed, text=text)
+        return ArmShift(shift="not_detectable", min_detectable=None, p=None, text=text)
     p = stratified_test([(c[0], c[1], t[0], t[1]) for c, t in strata])
     minimum = smallest_shift(min(min(c[1], t[1]) for c, t in strata), len(shared), 1 - criterion.confidence)
     text += f"; exact test within rates, p = {p:.2g}, {seeds} seeds"
