@@ -142,7 +142,8 @@ def compare(
             text = f"every ended run of '{labels[arm]}' is {kind}" if ended else f"no run of '{labels[arm]}' has ended"
             return ArmShift(shift="not_identified", min_detectable=None, p=None, text=text)
     shared = sorted({r.lr for r in arms[control]} & {r.lr for r in arms[treated]})
-    strata = [tuple(_count([r for r in arms[a] if r.lr == x]) for a in (control, treated)) for x in shared]
+    counted = ({x: _count([r for r in arms[a] if r.lr == x]) for x in shared} for a in (control, treated))
+    strata = list(zip(*(found.values() for found in counted), strict=True))
     more = sum(c[0] * t[1] > t[0] * c[1] for c, t in strata)
     less = sum(c[0] * t[1] < t[0] * c[1] for c, t in strata)
     text = (

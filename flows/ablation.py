@@ -21,6 +21,7 @@ from tasks.checkpoints import publish_checkpoint, publish_records
 from tasks.data import audit, check_machine, resolve_model, split
 from tasks.launch import STOPPING, locked
 from tasks.progress import Board
+from tasks.registration import register
 from tasks.remote import check_workers, score_in_pool, train_in_pool
 from tasks.reports import report
 from tasks.scores import EvaluationChild, score_checkpoint
@@ -94,6 +95,7 @@ def run_ablation(parameters: Parameters, board: Board) -> Outcome:
             work = prepare_work(parameters, store, runs)
             board.say(f"{parameters.experiment}: {len(work.cells)} cells, store {work.store.url}")
             board.say(audit(work))
+            board.say(register(work))
             failures = run_remote(work, parameters) if remote else run_here(work, board, parameters)
             missing = work.missing()
             code = 3 if any(isinstance(f, MachineError) for f in failures) else 1
