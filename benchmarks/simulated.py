@@ -1,7 +1,7 @@
 """Simulated runs whose truth is known, as evidence: what the benchmarks of the statistics feed to the product.
 
-The simulation itself (`--ladder FILE`, RATES, CHECKPOINTS, run, ladder) is no part of the repository: no rule is tuned on
-what it is tested on.
+The simulation itself (`--ladder FILE`: RATES, CHECKPOINTS, run, ladder) is no part of the repository, so that no rule
+is tuned on what it is tested on.
 """
 
 import importlib.util

@@ -17,6 +17,7 @@ from evaluation.tables import (
     Table,
     answer_table,
     arms_table,
+    clean_text,
     contamination_table,
     cost_table,
     forgetting_table,
@@ -110,7 +111,7 @@ def report_markdown(given: ReportInput, finding: Finding, links: dict[str, str])
         f"Question: {given.question}",
         f"![every run's class by rate and arm]({links['ladder.png']})",
         table(answer_table(given, finding).rows),
-        *_clean(finding),
+        clean_text(finding),
         _section(runs_table(given, finding)),
         *_signs(given),
         _section(onset_table(given, finding)),
@@ -126,12 +127,6 @@ def report_markdown(given: ReportInput, finding: Finding, links: dict[str, str])
         _section(sources_table(given)),
     ]
     return "\n\n".join(p for p in parts if p) + "\n"
-
-
-def _clean(finding: Finding) -> Iterator[str]:
-    if (clean := finding.clean) is not None:
-        changed = "; ".join(clean.changed) or "no run changes its class"
-        yield f"On the {clean.num_problems} problems that share no assert with training: {clean.sentence} ({changed})"
 
 
 def _section(shown: Table | None) -> str:

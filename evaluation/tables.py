@@ -50,6 +50,35 @@ def answer_table(given: ReportInput, finding: Finding) -> Table:
     return Table("Where the arms break", tuple(rows))
 
 
+def headline(given: ReportInput, finding: Finding) -> str:
+    """Return the answer in one sentence; the finding's own sentence has the figures."""
+    if finding.rule == "drop":
+        return f"By the declared rule: {finding.verdict or 'no verdict'}."
+    parts = []
+    for arm, b in finding.boundary.items():
+        place = "shows no boundary on this ladder"
+        if b.last_stable is not None and b.first_unstable is not None:
+            place = f"breaks between {rate_text(b.last_stable)} and {rate_text(b.first_unstable)}"
+        parts.append(f"{given.arm_labels[arm]} {place}")
+    said = {
+        "up": "the second boundary lies higher",
+        "down": "the second boundary lies lower",
+        "not_detectable": "a shift is not detectable",
+        "not_identified": "a shift is not identified",
+    }
+    parts[0] = parts[0][0].upper() + parts[0][1:]
+    return f"{', '.join(parts)}: {said[finding.shift]}." if len(parts) > 1 else f"{parts[0]}."
+
+
+def clean_text(finding: Finding) -> str:
+    """Return what the clean subset says; empty where there is none."""
+    if (clean := finding.clean) is None:
+        return ""
+    changed = "; ".join(clean.changed) or "no run changes its class"
+    answer = "the same answer" if clean.sentence == finding.sentence else clean.sentence
+    return f"On the {clean.num_problems} problems that share no assert with training: {answer} ({changed})."
+
+
 def _limb_row(x: Limb) -> Row:
     interval = "one seed, none" if x.low is None else f"{x.low:+.3f} to {x.high:+.3f}, {x.seeds} seeds"
     value = "" if x.value is None else f"{x.value:+.3f}"
@@ -153,8 +182,10 @@ def _sharpening_cells(found: Sharpening) -> Row:
 
 
 def scores_table(given: ReportInput, protocol: Protocol, *, ends: bool = False) -> Table:
-    """Return pass@k of the base and of every planned checkpoint, or of each run's last one alone."""
-    ks, clean = protocol.reported_ks, given.clean.get(protocol.benchmark)
+    """Return pass@k of the base and of every planned checkpoint, or a few k of each run's last one alone."""
+    every, few = protocol.reported_ks, range(0, len(protocol.reported_ks), max(1, len(protocol.reported_ks) // 3))
+    ks = tuple(dict.fromkeys([*(every[i] for i in few), every[-1]])) if ends else every
+    clean = given.clean.get(protocol.benchmark)
     clusters = given.clusters(protocol.benchmark)
     extra = (
         "pass@1, first suite alone",

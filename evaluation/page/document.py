@@ -13,15 +13,17 @@ from evaluation.curves import Classified
 from evaluation.findings import Finding
 from evaluation.given import ReportInput
 from evaluation.page.explorer import explorer
-from evaluation.page.markup import Markup, joined, tag
+from evaluation.page.markup import Markup, joined, tag, unbroken
 from evaluation.page.pictures import curves_pictures, ladder_picture, patterns
 from evaluation.tables import (
     Table,
     answer_table,
     arms_table,
+    clean_text,
     contamination_table,
     cost_table,
     forgetting_table,
+    headline,
     onset_table,
     overlaps_table,
     runs_table,
@@ -44,7 +46,7 @@ def report_page(given: ReportInput, finding: Finding, runs: Sequence[Classified]
         Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{given.experiment}: {finding.sentence}"),
+        tag("title", f"{given.experiment}: {headline(given, finding)}"),
         Markup(f"<style>{style}</style>"),
     )
     sections = _sections(given, finding, runs)
@@ -96,17 +98,16 @@ def _sections(given: ReportInput, finding: Finding, runs: Sequence[Classified]) 
 
 
 def _answer(given: ReportInput, finding: Finding) -> Markup:
-    verdict = tag("p", "By the declared rule: ", tag("b", finding.verdict)) if finding.verdict else ""
     gaps = ""
     if finding.missing:
         gaps = tag(
             "p", tag("a", f"{len(finding.missing)} planned things are missing", href="#provenance"), class_="warn"
         )
-    status = tag("p", "Statistical status: ", finding.statistical_status, class_="note")
+    status = tag("p", "Statistical status: ", unbroken(finding.statistical_status), class_="note")
     return joined(
         tag("p", given.question, class_="question"),
-        tag("p", finding.sentence, class_="sentence"),
-        verdict,
+        tag("p", unbroken(headline(given, finding)), class_="sentence"),
+        tag("p", unbroken(finding.sentence)),
         status,
         _clean(finding),
         gaps,
@@ -114,11 +115,8 @@ def _answer(given: ReportInput, finding: Finding) -> Markup:
 
 
 def _clean(finding: Finding) -> Markup:
-    if (clean := finding.clean) is None:
-        return Markup()
-    changed = "; ".join(clean.changed) or "no run changes its class"
-    words = f"On the {clean.num_problems} problems that share no assert with training: {clean.sentence} ({changed})"
-    return tag("p", words, class_="note")
+    told = clean_text(finding)
+    return tag("p", unbroken(told), class_="note") if told else Markup()
 
 
 def _signs(given: ReportInput) -> Markup:
@@ -159,7 +157,7 @@ def _table(table: Table, anchors: dict[str, str]) -> Markup:
 
 def _cell(head: str, value: str, anchors: dict[str, str]) -> Markup:
     place = anchors.get(value.removesuffix(" (base)"))
-    return tag("td", tag("a", value, href=f"#{place}") if place else value, data_label=head)
+    return tag("td", tag("a", value, href=f"#{place}") if place else unbroken(value), data_label=head)
 
 
 def _provenance(given: ReportInput, finding: Finding, anchors: dict[str, str]) -> Markup:

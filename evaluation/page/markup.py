@@ -41,3 +41,9 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 def joined(*parts: object) -> Markup:
     """Return parts one after the other."""
     return Markup("".join(map(text, parts)))
+
+
+def unbroken(value: str) -> Markup:
+    """Return text whose rates (`3e-4`) stay on one line."""
+    parts = re.split(r"(\d[\d.]*e-?\d+)", value)
+    return joined(*(tag("span", p, class_="nb") if i % 2 else p for i, p in enumerate(parts)))

@@ -203,12 +203,12 @@ def _axes(steps: int, top: float, words: str) -> Markup:
 
 
 def patterns() -> Markup:
-    """Return the hatchings of bands and brackets, once a page."""
-    angles = (45, -45, 0, 90)
+    """Return the hatchings, once a page: one an arm, and that of brackets."""
+    angles = (45, -45, 0, 90, 45)
     found = [
         tag(
             "pattern",
-            tag("line", x1=0, y1=0, x2=0, y2=5, class_=f"hatch arm{i}"),
+            tag("line", x1=0, y1=0, x2=0, y2=5, class_=f"hatch arm{i}" if i < ARMS else "hatch"),
             id=f"hatch{i}",
             width=5,
             height=5,
