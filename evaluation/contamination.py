@@ -3,18 +3,27 @@
 Rule (specification): two asserts are the same when their syntax trees are, after the tested function's name is
 replaced. For MBPP+ the asserts compared are MBPP's own of the same ids. A problem that shares one is contaminated; the
 rest is the clean subset on which every headline is repeated.
+
+Beside it, near-duplicates: statements whose sets of words agree to a Jaccard index of 0.8. Between training and an
+evaluated problem they are listed; among the evaluated ones they (and those that share an assert) make the clusters that
+the bootstrap draws together.
 """
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from evaluation.records import Problem, Record
 
 RULE = "equal syntax trees of an assert, after the tested function's name is replaced"
+NEAR = 0.8
+"""Jaccard index of two statements' words from which they are near-duplicates."""
+NEAR_RULE = f"the words of the statements (lower case, each once) agree to a Jaccard index of {NEAR:g} or more"
 
 
 class Overlap(Record):
@@ -27,6 +36,16 @@ class Overlap(Record):
     """Distinct asserts in common."""
     evaluation_asserts: int
     """Asserts that the evaluated problem has."""
+
+
+class NearDuplicate(Record):
+    """A training and an evaluated problem whose statements say nearly the same."""
+
+    train_id: str
+    evaluation_id: str
+    benchmark: str
+    jaccard: float
+    """Rounded to three digits; 1: the same words."""
 
 
 class Touched(Record):
@@ -49,10 +68,27 @@ class Contamination(Record):
     constant_passable: tuple[str, ...]
     """Training problems whose asserts a program that returns one constant passes (REWARD-017): no skill to learn."""
     overlaps: tuple[Overlap, ...]
+    near_rule: str = NEAR_RULE
+    near: tuple[NearDuplicate, ...] = ()
+    """Between training and each benchmark."""
+    clusters: dict[str, tuple[tuple[str, ...], ...]] = Field(default_factory=dict)
+    """By benchmark: groups of evaluated problems that are near-duplicates of, or share an assert with, each other."""
+
+    def labels(self, benchmark: str) -> dict[str, int]:
+        """Return the cluster of each problem that has one."""
+        return {p: i for i, group in enumerate(self.clusters.get(benchmark, ())) for p in group}
 
 
-def find_contamination(train: Sequence[Problem], evaluated: Mapping[str, Sequence[Problem]]) -> Contamination:
-    """Compare training problems with each benchmark's; pass MBPP's own problems for MBPP+."""
+def find_contamination(
+    train: Sequence[Problem], evaluated: Mapping[str, Sequence[Problem]], *, drawn: bool = False
+) -> Contamination:
+    """Compare training problems with each benchmark's; pass MBPP's own problems for MBPP+.
+
+    Args:
+        train: the training problems.
+        evaluated: the problems of each benchmark.
+        drawn: the problems are independent draws from templates: alike by design, and no near-duplicates of each other.
+    """
     overlaps = {name: find_overlaps(train, problems, name) for name, problems in evaluated.items()}
     return Contamination(
         touched={
@@ -73,7 +109,55 @@ def find_contamination(train: Sequence[Problem], evaluated: Mapping[str, Sequenc
         },
         constant_passable=tuple(p.problem_id for p in train if passes_with_constant(p)),
         overlaps=tuple(o for found in overlaps.values() for o in found),
+        near=() if drawn else tuple(d for name, ps in evaluated.items() for d in find_near(train, ps, name)),
+        clusters={} if drawn else {name: find_clusters(problems) for name, problems in evaluated.items()},
     )
+
+
+def find_near(train: Sequence[Problem], evaluated: Sequence[Problem], benchmark: str) -> list[NearDuplicate]:
+    """Return every pair whose statements are near-duplicates, in the given order."""
+    jaccard_TE = _jaccard(train, evaluated)
+    return [
+        NearDuplicate(
+            train_id=train[t].problem_id,
+            evaluation_id=evaluated[e].problem_id,
+            benchmark=benchmark,
+            jaccard=round(float(jaccard_TE[t, e]), 3),
+        )
+        for t, e in np.argwhere(jaccard_TE >= NEAR)
+    ]
+
+
+def find_clusters(problems: Sequence[Problem]) -> tuple[tuple[str, ...], ...]:
+    """Return the connected groups of two or more near-duplicates, ids in the given order."""
+    root = list(range(len(problems)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            i = root[i]
+        return i
+
+    place = {p.problem_id: i for i, p in enumerate(problems)}
+    alike = [(int(i), int(j)) for i, j in np.argwhere(_jaccard(problems, problems) >= NEAR)]
+    alike += [(place[o.train_id], place[o.evaluation_id]) for o in find_overlaps(problems, problems, "")]
+    for i, j in alike:
+        root[max(find(i), find(j))] = min(find(i), find(j))
+    groups: dict[int, list[str]] = defaultdict(list)
+    for i, problem in enumerate(problems):
+        groups[find(i)].append(problem.problem_id)
+    return tuple(tuple(g) for g in groups.values() if len(g) > 1)
+
+
+def _jaccard(first: Sequence[Problem], second: Sequence[Problem]) -> np.ndarray:
+    """Return (A, B): shared over all words of two statements; statements without a word are alike to none."""
+    words = [[set(re.findall(r"[a-z0-9_]+", p.text.lower())) for p in problems] for problems in (first, second)]
+    column = {w: i for i, w in enumerate(sorted(set().union(*words[0], *words[1])))}
+    has_AW, has_BW = (np.zeros((len(found), len(column)), dtype=np.float32) for found in words)
+    for has, found in ((has_AW, words[0]), (has_BW, words[1])):
+        for row, own in enumerate(found):
+            has[row, [column[w] for w in own]] = 1
+    shared_AB = has_AW @ has_BW.T
+    return shared_AB / np.maximum(has_AW.sum(1)[:, None] + has_BW.sum(1)[None] - shared_AB, 1)
 
 
 def find_overlaps(train: Sequence[Problem], evaluated: Sequence[Problem], benchmark: str) -> list[Overlap]:

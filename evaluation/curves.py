@@ -4,14 +4,14 @@ The rules are those that the criterion declares before anything trains; the firs
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from evaluation.records import Record
-from evaluation.scores import Score
+from evaluation.scores import Score, labels
 from evaluation.statistics import flat_drop, lower_bound
 
 Class = Literal["incomplete", "diverged", "collapsed", "degraded", "stable"]
@@ -62,6 +62,10 @@ class RunEvidence:
     """By benchmark and global step (the base, step 0, is given apart)."""
     signs: tuple[str, ...] = ()
     """What the trainer's log shows, in words; told, and no part of any rule."""
+    figures: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Columns of the step log by name (`entropy`, `grad_norm`, ...), one value a step, NaN where there is none."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """(path in the store, sha256) of every file that this was read from."""
 
     @property
     def expected(self) -> tuple[int, ...]:
@@ -88,16 +92,34 @@ class Classified(Record):
         return self.run_class in UNSTABLE
 
 
-def classify(run: RunEvidence, base: Score | None, benchmark: str, rules: Criterion) -> Classified:
-    """Return the class of one run by the declared rules, on its primary benchmark."""
-    found, onset, why = _decide(run, base, run.scores.get(benchmark, {}), rules)
+def classify(
+    run: RunEvidence,
+    base: Score | None,
+    benchmark: str,
+    rules: Criterion,
+    clusters: Mapping[str, int] | None = None,
+) -> Classified:
+    """Return the class of one run by the declared rules, on its primary benchmark.
+
+    Args:
+        run: what it left.
+        base: the base model's score.
+        benchmark: the primary one.
+        rules: the declared ones.
+        clusters: label of each problem that has near-duplicates; these are resampled together.
+    """
+    found, onset, why = _decide(run, base, run.scores.get(benchmark, {}), rules, clusters)
     return Classified(
         label=run.label, arm=run.arm, lr=run.lr, seed=run.seed, run_class=found, onset_step=onset, why=why
     )
 
 
 def _decide(
-    run: RunEvidence, base: Score | None, scores: dict[int, Score], rules: Criterion
+    run: RunEvidence,
+    base: Score | None,
+    scores: dict[int, Score],
+    rules: Criterion,
+    clusters: Mapping[str, int] | None,
 ) -> tuple[Class, int | None, str]:
     lacking = [s for s in run.expected if s not in scores]
     if run.end is None:
@@ -115,7 +137,7 @@ def _decide(
         return "collapsed", onset, f"mean reward {known[-1]:.3f} at the end, {max(known):.3f} at its height"
     if base is None:
         return "incomplete", None, "the base model has no score"
-    return _degraded({0: base, **scores}, rules)
+    return _degraded({0: base, **scores}, rules, clusters)
 
 
 def trailing_means(rewards: Sequence[float], window: int) -> list[float]:
@@ -143,18 +165,21 @@ def collapse_onset(rewards: Sequence[float], rules: Criterion) -> int | None:
     return onset
 
 
-def _degraded(scores: dict[int, Score], rules: Criterion) -> tuple[Class, int | None, str]:
+def _degraded(
+    scores: dict[int, Score], rules: Criterion, clusters: Mapping[str, int] | None
+) -> tuple[Class, int | None, str]:
     """Decide between degraded and stable from the per-problem pass rates of every checkpoint, the base included."""
     steps = sorted(scores)
     rates_TP = pass_rates([scores[s] for s in steps])
+    labels_P = labels(judged_everywhere([scores[s] for s in steps]), clusters)
     if not rates_TP.size:
         return "incomplete", None, "no problem has a judged sample at every checkpoint"
     curve = rates_TP.mean(1)
     peak = int(curve.argmax())
     drop = float(curve[peak] - curve[-1])
     chance = flat_drop(rates_TP, min(scores[s].n for s in steps))
-    drop_bound = lower_bound(rates_TP[peak] - rates_TP[-1], rules.confidence) - chance
-    below_bound = lower_bound(rates_TP[0] - rates_TP[-1], rules.confidence)
+    drop_bound = lower_bound(rates_TP[peak] - rates_TP[-1], rules.confidence, clusters_P=labels_P) - chance
+    below_bound = lower_bound(rates_TP[0] - rates_TP[-1], rules.confidence, clusters_P=labels_P)
     figures = (
         f"pass@1 {curve[0]:.3f} base, {curve[peak]:.3f} peak at step {steps[peak]}, {curve[-1]:.3f} end; "
         f"drop {drop:.3f}, {chance:.3f} expected of a flat run, lower bound {drop_bound:+.3f}"
@@ -175,7 +200,12 @@ def _first_staying(steps: Sequence[int], low: np.ndarray, after: int) -> int:
     return steps[first]
 
 
+def judged_everywhere(scores: Sequence[Score]) -> list[str]:
+    """Return the problems with a judged sample in every score, ids in order."""
+    return [p for p in scores[0].problems if all(s.problems.get(p) and s.problems[p].n for s in scores)]
+
+
 def pass_rates(scores: Sequence[Score]) -> np.ndarray:
     """Return (T, P) pass rates of the stricter suite, on the problems judged in every score, ids in order."""
-    ids = [p for p in scores[0].problems if all(s.problems.get(p) and s.problems[p].n for s in scores)]
+    ids = judged_everywhere(scores)
     return np.array([[s.passes(p, s.suite) / s.problems[p].n for p in ids] for s in scores])

@@ -27,6 +27,10 @@ class Limb(Record):
     value: float | None
     threshold: float
     passed: bool | None
+    low: float | None = None
+    """Interval of the value over seeds (Student's t, at the declared confidence); null for one seed."""
+    high: float | None = None
+    seeds: int | None = None
 
 
 class Ending(Record):
@@ -82,18 +86,20 @@ def judge_drops(plain: Sequence[Ending], treated: Sequence[Ending], rules: Crite
     drop_plain = float(np.mean([p.drop for p, _ in pairs]))
     drop_treated = float(np.mean([t.drop for _, t in pairs]))
     gained = float(np.mean([t.final - p.final for p, t in pairs]))
+    differences = [p.drop - t.drop for p, t in pairs]
+    level = rules.confidence
     limbs = (
-        _limb("treatment_drop", drop_treated, rules.drop_max_treatment, at_most=True),
-        _limb("drop_difference", drop_plain - drop_treated, rules.drop_min_difference),
-        _limb("final_difference", gained, -rules.drop_max_final_loss),
-        _limb("baseline_drop", drop_plain, HYPOTHESIS_DROP),
+        _limb("treatment_drop", [t.drop for _, t in pairs], rules.drop_max_treatment, level, at_most=True),
+        _limb("drop_difference", differences, rules.drop_min_difference, level),
+        _limb("final_difference", [t.final - p.final for p, t in pairs], -rules.drop_max_final_loss, level),
+        _limb("baseline_drop", [p.drop for p, _ in pairs], HYPOTHESIS_DROP, level),
     )
     verdict: Verdict = "inconclusive"
     if not limbs[1].passed:
         verdict = "failed"
     elif limbs[0].passed and limbs[2].passed:
         verdict = "validated"
-    status = _status([p.drop - t.drop for p, t in pairs], rules)
+    status = _status(differences, rules)
     sentence = (
         f"By the declared rule: {verdict}. The plain runs dropped {drop_plain:.3f} from peak to end, the treated "
         f"{drop_treated:.3f}: a difference of {drop_plain - drop_treated:+.3f} where {rules.drop_min_difference:g} "
@@ -106,10 +112,25 @@ def _seed(e: Ending) -> int:
     return e.seed
 
 
-def _limb(name: str, value: float, threshold: float, at_most: bool = False) -> Limb:
+def _limb(name: str, values: Sequence[float], threshold: float, level: float, at_most: bool = False) -> Limb:
+    """Compare a mean over seeds with its threshold, and say how far the seeds spread."""
+    value = float(np.mean(values))
     # Differences of decimals such as .05 - .02 miss their threshold by one bit: nine digits are compared.
     over = round(value - threshold, 9)
-    return Limb(name=name, value=value, threshold=threshold, passed=over <= 0 if at_most else over >= 0)
+    low, high = mean_interval(values, level) or (None, None)
+    passed = over <= 0 if at_most else over >= 0
+    return Limb(name=name, value=value, threshold=threshold, passed=passed, low=low, high=high, seeds=len(values))
+
+
+def mean_interval(values: Sequence[float], level: float) -> tuple[float, float] | None:
+    """Return Student's two-sided interval of a mean; None for fewer than two values."""
+    error = standard_error(values)
+    if error is None:
+        return None
+    from scipy import stats  # a second to import
+
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * error
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -119,14 +140,10 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 def _status(differences: Sequence[float], rules: Criterion) -> str:
     """Say whether the paired drop difference is known to lie on one side of the threshold (Student's t)."""
-    error = standard_error(differences)
-    if error is None:
+    error, interval = standard_error(differences), mean_interval(differences, rules.confidence)
+    if error is None or interval is None:
         return "one seed, no interval"
-    from scipy import stats  # a second to import
-
-    mean, count = float(np.mean(differences)), len(differences)
-    half = float(stats.t.ppf((1 + rules.confidence) / 2, count - 1)) * error
-    low, high = mean - half, mean + half
+    mean, count, (low, high) = float(np.mean(differences)), len(differences), interval
     word = "inconclusive"
     if low >= rules.drop_min_difference:
         word = "the difference reaches the threshold"

@@ -23,6 +23,17 @@ class RunFinding(Record):
     why: str
 
 
+class CleanFinding(Record):
+    """The same rules on the problems that share no assert with training."""
+
+    num_problems: int
+    sentence: str
+    shift: Shift
+    verdict: Verdict | None
+    changed: tuple[str, ...]
+    """Runs whose class differs from that on all problems: `cell: class -> class`."""
+
+
 class Finding(Record):
     """`finding.json` (contracts: finding/1)."""
 
@@ -46,6 +57,8 @@ class Finding(Record):
     statistical_status: str
     missing: tuple[str, ...]
     departures: tuple[str, ...]
+    clean: CleanFinding | None = None
+    """Null where no problem, or nothing but such problems, is evaluated."""
 
 
 def find(
@@ -60,6 +73,7 @@ def find(
     arm_labels: dict[str, str],
     missing: Sequence[str] = (),
     departures: Sequence[str] = (),
+    clusters: Mapping[str, int] | None = None,
 ) -> Finding:
     """Classify every run and answer by the declared criterion.
 
@@ -74,8 +88,9 @@ def find(
         arm_labels: words for each arm, control first.
         missing: planned things that are not there; incomplete runs that it does not name are added.
         departures: where the run departed from what was declared.
+        clusters: label of each evaluated problem that has near-duplicates among them.
     """
-    classified = [classify(r, base, benchmark, criterion) for r in runs]
+    classified = [classify(r, base, benchmark, criterion, clusters) for r in runs]
     boundary = {arm: locate([c for c in classified if c.arm == arm], criterion) for arm in arm_labels}
     control, *others = arm_labels
     shifts = {arm: compare(classified, control, arm, arm_labels, criterion) for arm in others}
@@ -97,6 +112,19 @@ def find(
         statistical_status=judged.status if judged else main.text,
         missing=(*missing, *_unnamed(classified, base, missing)),
         departures=tuple(departures),
+    )
+
+
+def on_subset(finding: Finding, whole: Finding, num_problems: int) -> CleanFinding:
+    """Return what a finding on part of the problems says beside that on all of them."""
+    pairs = zip(whole.runs, finding.runs, strict=True)
+    changed = tuple(f"{a.cell}: {a.class_} -> {b.class_}" for a, b in pairs if a.class_ != b.class_)
+    return CleanFinding(
+        num_problems=num_problems,
+        sentence=finding.sentence,
+        shift=finding.shift,
+        verdict=finding.verdict,
+        changed=changed,
     )
 
 

@@ -18,6 +18,8 @@ from evaluation.statistics import stratified_test
 Shift = Literal["up", "down", "not_detectable", "not_identified"]
 
 _RESAMPLES = 2000
+_MOST_SEEDS, _POWER, _LADDERS = 16, 0.8, 200
+"""Of `seeds_needed`: where the search ends, what is asked for, simulated ladders a number of seeds."""
 
 
 class ArmBoundary(Record):
@@ -39,6 +41,9 @@ class ArmShift(Record):
     """Smallest shift, in rungs, that these seeds could have shown if all agreed; null if none could."""
     p: float | None
     """Of the exact test; null where there are too few seeds for one."""
+    seeds_needed: int | None = None
+    """Seeds a rate with which a shift of one rung would be seen four times in five; null where a shift was seen,
+    where there is no test, and where more than 16 would be needed."""
     text: str
 
 
@@ -137,7 +142,8 @@ def compare(
             text = f"every ended run of '{labels[arm]}' is {kind}" if ended else f"no run of '{labels[arm]}' has ended"
             return ArmShift(shift="not_identified", min_detectable=None, p=None, text=text)
     shared = sorted({r.lr for r in arms[control]} & {r.lr for r in arms[treated]})
-    strata = [tuple(_count([r for r in arms[a] if r.lr == x]) for a in (control, treated)) for x in shared]
+    counted = ({x: _count([r for r in arms[a] if r.lr == x]) for x in shared} for a in (control, treated))
+    strata = list(zip(*(found.values() for found in counted), strict=True))
     more = sum(c[0] * t[1] > t[0] * c[1] for c, t in strata)
     less = sum(c[0] * t[1] < t[0] * c[1] for c, t in strata)
     text = (
@@ -152,9 +158,38 @@ def compare(
     minimum = smallest_shift(min(min(c[1], t[1]) for c, t in strata), len(shared), 1 - criterion.confidence)
     text += f"; exact test within rates, p = {p:.2g}, {seeds} seeds"
     if p > 1 - criterion.confidence:
-        return ArmShift(shift="not_detectable", min_detectable=minimum, p=p, text=text)
+        needed = seeds_needed(strata, criterion)
+        text += _needed_text(needed)
+        return ArmShift(shift="not_detectable", min_detectable=minimum, p=p, seeds_needed=needed, text=text)
     fewer = sum(t[0] / t[1] - c[0] / c[1] for c, t in strata) < 0
     return ArmShift(shift="up" if fewer else "down", min_detectable=minimum, p=p, text=text)
+
+
+def _needed_text(needed: int | None) -> str:
+    if needed is None:
+        return f"; more than {_MOST_SEEDS} seeds a rate would be needed to see a shift of one rung"
+    return f"; about {needed} seeds a rate would be needed to see a shift of one rung"
+
+
+def seeds_needed(strata: Sequence[tuple[tuple[int, int], tuple[int, int]]], criterion: Criterion) -> int | None:
+    """Return with how many seeds a rate the test would see a shift of one rung with a power of .8, by simulation.
+
+    The chance that a run breaks at a rung is taken from both arms together, half a run added to either side so that
+    four alike are not taken for certain; an arm that is shifted has at each rung the chance of the one below.
+
+    Args:
+        strata: ((unstable, all), (unstable, all)) runs of the two arms, rates ascending.
+        criterion: declares the confidence, and the fewest seeds for a test.
+    """
+    rng, alpha = np.random.default_rng(0), 1 - criterion.confidence
+    chance = [(c[0] + t[0] + 0.5) / (c[1] + t[1] + 1) for c, t in strata]
+    shifted = [chance[0] ** 2 / chance[1] if len(chance) > 1 and chance[1] else 0.0, *chance[:-1]]
+    for seeds in range(criterion.min_seeds_for_interval, _MOST_SEEDS + 1):
+        drawn = [rng.binomial(seeds, chances, (_LADDERS, len(chance))) for chances in (chance, np.clip(shifted, 0, 1))]
+        tables = ([(a, seeds, b, seeds) for a, b in zip(*rows, strict=True)] for rows in zip(*drawn, strict=True))
+        if np.mean([stratified_test(table) <= alpha for table in tables]) >= _POWER:
+            return seeds
+    return None
 
 
 def _count(runs: Sequence[Classified]) -> tuple[int, int]:

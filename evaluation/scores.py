@@ -1,14 +1,15 @@
 """The score of one checkpoint on one benchmark: counts per problem, and pass@k with problem-bootstrap intervals."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from evaluation.protocol import Protocol
 from evaluation.records import Outcome, Record, Verdict
-from evaluation.statistics import bootstrap_interval, pass_at_k
+from evaluation.statistics import bootstrap_intervals, pass_at_k
 
 Suite = Literal["base", "plus"]
 
@@ -90,23 +91,66 @@ class Score(Record):
         assert found is not None
         return found
 
+    def judged(self, suite: Suite, subset: frozenset[str] | None = None) -> dict[str, tuple[int, int]]:
+        """Return (judged, passing) samples of all problems or of a subset, by id."""
+        return {p: (c.n, self.passes(p, suite)) for p, c in self.problems.items() if subset is None or p in subset}
+
     def estimate(self, suite: Suite, k: int, subset: frozenset[str] | None = None) -> Estimate:
         """Return pass@k over all problems or a subset of them, from the counts."""
-        chosen = [p for p in self.problems if subset is None or p in subset]
-        judged = [(self.problems[p].n, self.passes(p, suite)) for p in chosen]
-        return estimate_pass_at_k(judged, k)
+        return self.estimates(suite, (k,), subset)[k]
+
+    def estimates(
+        self,
+        suite: Suite,
+        ks: Sequence[int],
+        subset: frozenset[str] | None = None,
+        clusters: Mapping[str, int] | None = None,
+    ) -> dict[int, Estimate]:
+        """Return pass@k for several k from one resampling; near-duplicate problems (one label) are drawn together."""
+        judged = self.judged(suite, subset)
+        return estimate_pass_at_ks(list(judged.values()), ks, labels(judged, clusters))
+
+    def restricted(self, subset: frozenset[str]) -> "Score":
+        """Return the score of some of the problems; its pass@k of all problems are left out."""
+        problems = {p: c for p, c in self.problems.items() if p in subset}
+        empty = {"base": {}, "plus": None if self.pass_at_k["plus"] is None else {}}
+        return self.model_copy(update={"problems": problems, "num_problems": len(problems), "pass_at_k": empty})
+
+
+def labels(problem_ids: Iterable[str], clusters: Mapping[str, int] | None) -> list[int] | None:
+    """Return a cluster label a problem (negative where it stands alone), or None where no clusters are known."""
+    if not clusters:
+        return None
+    return [clusters.get(p, -1 - i) for i, p in enumerate(problem_ids)]
 
 
 def estimate_pass_at_k(judged: Sequence[tuple[int, int]], k: int) -> Estimate:
     """Return pass@k of (judged, passing) counts; no value unless every problem has k judged samples."""
-    enough = [(n, c) for n, c in judged if n >= k]
-    if len(enough) < len(judged) or not judged:
-        return Estimate(value=None, low=None, high=None, num_problems=len(enough))
-    values = [pass_at_k(n, c, k) for n, c in enough]
-    low, high = bootstrap_interval(values)
-    value = sum(values) / len(values)
-    # Where all problems agree, the interval is the value itself up to rounding: never past it.
-    return Estimate(value=value, low=min(low, value), high=max(high, value), num_problems=len(values))
+    return estimate_pass_at_ks(judged, (k,))[k]
+
+
+def estimate_pass_at_ks(
+    judged: Sequence[tuple[int, int]], ks: Sequence[int], clusters_P: Sequence[int] | None = None
+) -> dict[int, Estimate]:
+    """Return pass@k for each k; one resampling serves all of them.
+
+    Args:
+        judged: (judged, passing) samples of each problem.
+        ks: those asked for.
+        clusters_P: a label a problem, or None.
+    """
+    counts = {k: sum(n >= k for n, _ in judged) for k in ks}
+    known = [k for k in ks if judged and counts[k] == len(judged)]
+    found = {k: Estimate(value=None, low=None, high=None, num_problems=counts[k]) for k in ks}
+    if not known:
+        return found
+    values_PK = np.array([[pass_at_k(n, c, k) for k in known] for n, c in judged])
+    intervals = bootstrap_intervals(values_PK, clusters_P=clusters_P)
+    for k, values_P, (low, high) in zip(known, values_PK.T.tolist(), intervals, strict=True):
+        value = sum(values_P) / len(values_P)
+        # Where all problems agree, the interval is the value itself up to rounding: never past it.
+        found[k] = Estimate(value=value, low=min(low, value), high=max(high, value), num_problems=len(judged))
+    return found
 
 
 def sample_outcome(verdict: Verdict) -> Outcome:

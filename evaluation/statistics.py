@@ -1,7 +1,8 @@
 """Estimators and intervals: pass@k, the bootstrap over problems, exact tests. No benchmark or cell is known here.
 
 Sources: Chen et al. 2021 (arXiv 2107.03374), eq. 1, for pass@k; Efron and Tibshirani 1993, ch. 13, for the percentile
-bootstrap; McNemar 1947 in its exact form for paired binary outcomes.
+bootstrap; McNemar 1947 in its exact form for paired binary outcomes; Efron and Stein 1981 for the jackknife.
+What each estimator assumes, and how it was tested, is in docs/statistics.md.
 """
 
 import math
@@ -14,6 +15,7 @@ RESAMPLES = 4000
 """Bootstrap resamples: the Monte-Carlo error of a 95 % limit is then about 3 % of the interval's width."""
 
 
+@lru_cache(maxsize=1 << 16)  # a report asks for the same few thousand triples half a million times
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Return the unbiased estimate of P(at least one of k samples passes): 1 - C(n-c, k) / C(n, k).
 
@@ -32,24 +34,40 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def resample_means(values_PX: np.ndarray, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
+def resample_means(
+    values_PX: np.ndarray, seed: int = 0, resamples: int = RESAMPLES, clusters_P: Sequence[int] | None = None
+) -> np.ndarray:
     """Return bootstrap means over problems.
 
     Args:
         values_PX: (P,) or (P, X): one row a problem; columns are resampled together, which pairs them.
         seed: of the resampling.
         resamples: number R.
+        clusters_P: a label a problem; problems of one label are drawn together, as one draw of near-duplicates is
+            (the cluster bootstrap; a mean is then a ratio, since clusters differ in size). None: each is its own.
 
     Returns:
         (R,) or (R, X).
+
+    Raises:
+        ValueError: no problem, or not one label a problem.
     """
     values_PX = np.asarray(values_PX, dtype=float)
     if not len(values_PX):
         raise ValueError("values: no problem to resample")
-    return _draws(len(values_PX), seed, resamples) @ values_PX / len(values_PX)
+    if clusters_P is None:
+        return _draws(len(values_PX), seed, resamples) @ values_PX / len(values_PX)
+    if len(clusters_P) != len(values_PX):
+        raise ValueError(f"clusters: {len(clusters_P)} labels for {len(values_PX)} problems; give one a problem")
+    _, group_P = np.unique(np.asarray(clusters_P), return_inverse=True)
+    sums_GX = np.zeros((group_P.max() + 1, *values_PX.shape[1:]))
+    np.add.at(sums_GX, group_P, values_PX)
+    drawn_RG = _draws(len(sums_GX), seed, resamples)
+    sizes_R = drawn_RG @ np.bincount(group_P)
+    return (drawn_RG @ sums_GX) / (sizes_R if values_PX.ndim == 1 else sizes_R[:, None])
 
 
-@lru_cache(maxsize=4)  # a report asks thousands of times for the same draw, which takes a hundred times the product
+@lru_cache(maxsize=8)  # a report asks thousands of times for the same draw, which takes a hundred times the product
 def _draws(count: int, seed: int, resamples: int) -> np.ndarray:
     """Return (R, P): how often each problem is drawn in each resample; rows sum to P, exactly."""
     rng = np.random.default_rng(seed)
@@ -59,17 +77,54 @@ def _draws(count: int, seed: int, resamples: int) -> np.ndarray:
 
 
 def bootstrap_interval(
-    values_P: Sequence[float] | np.ndarray, level: float = 0.95, seed: int = 0
+    values_P: Sequence[float] | np.ndarray,
+    level: float = 0.95,
+    seed: int = 0,
+    clusters_P: Sequence[int] | None = None,
 ) -> tuple[float, float]:
     """Return the two-sided percentile interval of the mean over problems."""
-    means = resample_means(np.asarray(values_P, dtype=float), seed)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    ((low, high),) = bootstrap_intervals(np.asarray(values_P, dtype=float)[:, None], level, seed, clusters_P)
+    return low, high
 
 
-def lower_bound(values_P: np.ndarray, level: float = 0.95, seed: int = 0) -> float:
+def bootstrap_intervals(
+    values_PX: np.ndarray, level: float = 0.95, seed: int = 0, clusters_P: Sequence[int] | None = None
+) -> list[tuple[float, float]]:
+    """Return the interval of each column's mean, from the same resamples."""
+    means_RX = resample_means(values_PX, seed, clusters_P=clusters_P)
+    ends_2X = np.quantile(means_RX, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return [(float(low), float(high)) for low, high in ends_2X.T]
+
+
+def lower_bound(
+    values_P: np.ndarray, level: float = 0.95, seed: int = 0, clusters_P: Sequence[int] | None = None
+) -> float:
     """Return the one-sided lower bound of the mean over problems (paired differences go in as one value each)."""
-    return float(np.quantile(resample_means(values_P, seed), 1 - level))
+    return float(np.quantile(resample_means(values_P, seed, clusters_P=clusters_P), 1 - level))
+
+
+def sampling_error(judged: Sequence[tuple[int, int]], k: int) -> float | None:
+    """Return the standard error of mean pass@k on these very problems: what drawing other samples would change.
+
+    The jackknife over each problem's samples (Efron and Stein 1981; conservative); for k = 1 it is exactly
+    p (1 - p) / (n - 1) a problem. None where a problem has no more than k samples: leaving one out leaves too few.
+
+    Args:
+        judged: (n, c) of each problem.
+        k: of pass@k.
+    """
+    if not judged or any(n <= k for n, _ in judged):
+        return None
+    return math.sqrt(sum(_jackknife_variance(n, c, k) for n, c in judged)) / len(judged)
+
+
+@lru_cache(maxsize=1 << 16)
+def _jackknife_variance(n: int, c: int, k: int) -> float:
+    without_pass = pass_at_k(n - 1, c - 1, k) if c else 0.0
+    without_fail = pass_at_k(n - 1, c, k) if c < n else 0.0
+    mean = (c * without_pass + (n - c) * without_fail) / n
+    spread = c * (without_pass - mean) ** 2 + (n - c) * (without_fail - mean) ** 2
+    return (n - 1) / n * spread
 
 
 def flat_drop(rates_TP: np.ndarray, n: int) -> float:

@@ -23,6 +23,7 @@ from tasks.costs import Planned, show_costs
 from tasks.data import audit, check_machine, resolve_model, split
 from tasks.launch import STOPPING, locked
 from tasks.progress import Board
+from tasks.registration import register
 from tasks.remote import check_workers, score_in_pool, train_in_pool
 from tasks.reports import report
 from tasks.retention import spare_all
@@ -97,6 +98,7 @@ def run_ablation(parameters: Parameters, board: Board) -> Outcome:
             work = prepare_work(parameters, store, runs)
             board.say(f"{parameters.experiment}: {len(work.cells)} cells, store {work.store.url}")
             board.say(audit(work))
+            board.say(register(work))
             show_costs(work, planned_costs(parameters), ended=False)
             failures = run_remote(work, parameters) if remote else run_here(work, board, parameters)
             missing = work.missing()

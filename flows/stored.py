@@ -44,7 +44,7 @@ def find_experiment(store: Store, stored: Sequence[Cell], asked: str | None) -> 
 
 
 def planned_cells(store: Store, experiment: Experiment, stored: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Return the cells that were asked for: those of the stored finding, else the grid of the stored seeds.
+    """Return the cells that were asked for: of the stored finding, else as registered, else the stored seeds' grid.
 
     Raises:
         InputError: the stored cells are not this experiment's.
@@ -52,7 +52,8 @@ def planned_cells(store: Store, experiment: Experiment, stored: Sequence[Cell]) 
     grid = _grid(experiment, stored)
     if not set(stored) & set(grid):
         raise InputError("experiment", experiment.name, f"no cell of it is in {store.url}", "name another experiment")
-    asked = _reported(store.read(f"reports/{experiment.name}/finding.json"))
+    rel = f"reports/{experiment.name}"
+    asked = _reported(store.read(f"{rel}/finding.json")) or _registered(store.read(f"{rel}/registered.json"))
     return tuple(cell for cell in grid if asked is None or cell.name in asked)
 
 
@@ -60,6 +61,14 @@ def _reported(raw: bytes | None) -> set[str] | None:
     """Return the cells of a stored finding; None if there is none, or it is damaged (it is about to be rebuilt)."""
     try:
         return None if raw is None else {run["cell"] for run in json.loads(raw)["runs"]}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _registered(raw: bytes | None) -> set[str] | None:
+    """Return the cells that were asked for before training; None if that is not stored, or damaged."""
+    try:
+        return None if raw is None else set(json.loads(raw)["cells"])
     except (ValueError, KeyError, TypeError):
         return None
 

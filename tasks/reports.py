@@ -1,26 +1,25 @@
 """From the store to the finding: evidence of every planned cell, the report, and its Prefect artifacts."""
 
-import json
-import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from evaluation.contamination import Contamination
-from evaluation.curves import RunEvidence
 from evaluation.findings import Finding
 from evaluation.manifests import Provenance, Revisions, versions, write_manifest
+from evaluation.page.explorer import chosen_problems
 from evaluation.report import ReportInput, draw_pictures, inline, report_markdown, write_report
+from tasks.evidence import base_or_cell_scores, cost_of, evidence, shown_samples
+from tasks.registration import NAME, departures, read_registered
 from tasks.retries import ONCE_EACH
 from tasks.shown import key_of, try_to_show
-from tasks.stored import stored_score
 from tasks.wandb_results import tell_wandb
 from tasks.work import Work
 from training.cell import ARMS, Cell
 from training.experiment import Experiment
-from training.folder import Result
 from training.store import Store
 
 
@@ -45,64 +44,33 @@ def gather(
 ) -> ReportInput:
     """Read everything the report says from the store."""
     model = cells[0].model
-    base = {p.benchmark: s for p in experiment.protocols if (s := stored_score(store, f"{model}/scores/{p.folder}", 0))}
+    bases = {p.benchmark: base_or_cell_scores(store, model, p, (0,)) for p in experiment.protocols}
+    base = {b: scores[0] for b, (scores, _) in bases.items() if scores}
     clean = {b: frozenset(ids) for b, ids in contamination.clean.items()} if contamination else {}
     whole = {b: None if len(ids) == len(base[b].problems) else ids for b, ids in clean.items() if b in base}
-    return ReportInput(
+    runs = tuple(evidence(store, experiment, c) for c in cells)
+    registered = read_registered(store, experiment)
+    when = {"registered at": registered.registered_at} if registered is not None else {}
+    given = ReportInput(
         experiment=experiment.name,
         question=experiment.question,
         registered_sha256=experiment.sha256,
         model=model,
         protocols=experiment.protocols,
         criterion=experiment.criterion,
-        runs=tuple(evidence(store, experiment, c) for c in cells),
+        runs=runs,
         base=base,
         arm_labels={a: ARMS[a].label for a in dict.fromkeys(c.arm for c in cells)},
         clean=whole,
         missing=tuple(missing),
-        departures=_departures(experiment, cells),
-        provenance={"store": store.url, "registered experiment": experiment.sha256, **versions()},
+        departures=departures(store, experiment, {c.name for c in cells}),
+        provenance={"store": store.url, "registered experiment": experiment.sha256, **when, **versions()},
+        contamination=contamination,
+        sources=tuple(s for _, read in bases.values() for s in read),
+        cost=cost_of(store, runs),
     )
-
-
-def _departures(experiment: Experiment, cells: tuple[Cell, ...]) -> tuple[str, ...]:
-    planned = {c.name for c in experiment.cells()}
-    asked = {c.name for c in cells}
-    if asked == planned:
-        return ()
-    return (f"{len(asked)} cells were asked for; the registered experiment has {len(planned)}",)
-
-
-def evidence(store: Store, experiment: Experiment, cell: Cell) -> RunEvidence:
-    """Read what one cell left: rewards, end, scores."""
-    raw = store.read(f"{cell.name}/logs/result.json")
-    result = Result.model_validate_json(raw) if raw is not None else None
-    end = result.end if result is not None else None
-    lines = (store.read(f"{cell.name}/logs/steps.jsonl") or b"").decode("utf-8").splitlines()
-    rows = [json.loads(line) for line in lines if line]
-    scores = {
-        p.benchmark: {
-            s: found for s in cell.checkpoints if (found := stored_score(store, f"{cell.name}/scores/{p.folder}", s))
-        }
-        for p in experiment.protocols
-    }
-    return RunEvidence(
-        label=cell.name,
-        arm=cell.arm,
-        lr=cell.lr,
-        seed=cell.seed,
-        steps=cell.steps,
-        checkpoints=cell.checkpoints,
-        rewards=tuple(_number(r["reward"]) for r in rows),
-        end="diverged" if end == "diverged" else "finished" if end == "finished" else None,
-        onset_step=result.onset_step if result is not None else None,
-        scores=scores,
-        signs=tuple(f"{s.name.replace('_', ' ')}: {s.detail}" for s in result.signs) if result is not None else (),
-    )
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float | str) else math.nan
+    samples, read, notes = shown_samples(store, given, chosen_problems(given))
+    return replace(given, samples=samples, sources=given.sources + read, notes=notes)
 
 
 def publish_report(store: Store, given: ReportInput, out: Path, shared: dict[str, Path]) -> Finding:
@@ -112,6 +80,8 @@ def publish_report(store: Store, given: ReportInput, out: Path, shared: dict[str
     for name, path in shared.items():
         if path.is_file():
             shutil.copyfile(path, out / name)
+    if (registered := store.read(f"reports/{given.experiment}/{NAME}")) is not None:
+        (out / NAME).write_bytes(registered)
     write_manifest(
         out,
         "report",
@@ -150,21 +120,19 @@ def rebuild(store: Store, experiment: Experiment, cells: tuple[Cell, ...], out: 
             shared[name].write_bytes(raw)
             if name == "contamination.json":
                 contamination = Contamination.model_validate_json(raw)
-    given = gather(store, experiment, cells, missing_of(store, experiment, cells), contamination)
-    return publish_report(store, given, out, shared)
+    given = gather(store, experiment, cells, [], contamination)
+    return publish_report(store, replace(given, missing=tuple(missing_of(given))), out, shared)
 
 
-def missing_of(store: Store, experiment: Experiment, cells: tuple[Cell, ...]) -> list[str]:
+def missing_of(given: ReportInput) -> list[str]:
     """Name what is planned and not stored, without the run directories."""
-    model = cells[0].model
-    bases = [p for p in experiment.protocols if stored_score(store, f"{model}/scores/{p.folder}", 0) is None]
-    found = [f"{model}/global_step_0 ({p.benchmark})" for p in bases]
-    for cell in cells:
-        run = evidence(store, experiment, cell)
+    benchmarks = [p.benchmark for p in given.protocols]
+    found = [f"{given.model}/global_step_0 ({b})" for b in benchmarks if b not in given.base]
+    for run in given.runs:
         if run.end is None:
-            found.append(f"{cell.name} (not ended)")
+            found.append(f"{run.label} (not ended)")
             continue
         for step in run.expected:
-            lacking = [p.benchmark for p in experiment.protocols if step not in run.scores[p.benchmark]]
-            found += [f"{cell.name}/global_step_{step} ({b})" for b in lacking]
+            lacking = [b for b in benchmarks if step not in run.scores[b]]
+            found += [f"{run.label}/global_step_{step} ({b})" for b in lacking]
     return found

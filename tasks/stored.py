@@ -21,17 +21,26 @@ def stored_score(store: Store, folder: str, step: int) -> Score | None:
     Raises:
         InputError: its bytes are not those of its manifest.
     """
+    found = read_score(store, folder, step)
+    return found[0] if found is not None else None
+
+
+def read_score(store: Store, folder: str, step: int) -> tuple[Score, str] | None:
+    """Return a score as `stored_score` does, and the sha256 of its file.
+
+    Raises:
+        InputError: its bytes are not those of its manifest.
+    """
     rel = f"{folder}/global_step_{step}"
-    if not store.has(rel):
-        return None
-    raw, manifest = store.read(f"{rel}/score.json"), store.manifest(rel)
+    manifest = store.manifest(rel)
+    raw = store.read(f"{rel}/score.json") if manifest is not None else None
     if raw is None or manifest is None:
         return None
-    listed = {f.path: f.sha256 for f in manifest.files}
-    if hashlib.sha256(raw).hexdigest() != listed.get("score.json"):
+    digest = hashlib.sha256(raw).hexdigest()
+    if digest != next((f.sha256 for f in manifest.files if f.path == "score.json"), None):
         reason, fix = "has other bytes than its manifest says", "remove its folder; the same run then sends it again"
         raise InputError("score", f"{store.url}/{rel}/score.json", reason, fix)
-    return Score.model_validate_json(raw)
+    return Score.model_validate_json(raw), digest
 
 
 def reuse_samples(work: Work, cell: Cell | None, step: int, protocol: Protocol, out: Path) -> bool:

@@ -210,7 +210,7 @@ def _load_toy(data_seed: int) -> _Parts:
         split=build_split(
             ids, num_canonical_test=0, sources={"toy": Source(sha256=content, rows=len(train) + len(held_out))}
         ),
-        contamination=find_contamination(train, {"toy_plus": held_out}),
+        contamination=find_contamination(train, {"toy_plus": held_out}, drawn=True),
         revisions={"toy": f"seed {data_seed} sha256:{content}"},
     )
 

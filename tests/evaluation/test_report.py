@@ -209,7 +209,7 @@ def test_the_signs_of_the_logs_stand_beside_the_classes_and_change_none(given: R
 def test_the_same_input_gives_the_same_bytes(folder: Path, given: ReportInput, tmp_path: Path) -> None:
     write_report(tmp_path, given)
     names = sorted(p.name for p in folder.iterdir())
-    assert names == ["curves.png", "finding.json", "ladder.png", "report.md", "scores.csv"]
+    assert names == ["curves.png", "finding.json", "ladder.png", "report.html", "report.md", "scores.csv"]
     for name in names:
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
 
