@@ -11,6 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from evaluation.errors import InputError
 from evaluation.manifests import Manifest, Provenance, Revisions
+from evaluation.prompts import PROMPTS, RENDERINGS
 from evaluation.records import Record, sha256_json
 
 
@@ -110,7 +111,7 @@ MODELS: dict[str, Model] = {
     )
 }
 
-BENCHMARKS = ("mbpp", "toy")
+BENCHMARKS = tuple(PROMPTS)
 """Tokens of the training benchmark in a cell's name."""
 
 _LR = re.compile(r"lr([0-9]+)(?:p([0-9]+))?e([0-9]{1,3})")
@@ -246,7 +247,7 @@ class Cell(Record):
             raise ValueError(
                 f"stride={self.stride}: longer than the run of {self.steps} steps; use at most {self.steps}"
             )
-        if (self.benchmark == "toy") != (MODELS[self.model].rendering == "plain"):
+        if MODELS[self.model].rendering not in RENDERINGS[PROMPTS[self.benchmark]]:
             raise ValueError(
                 f"model={self.model}: cannot be prompted for the benchmark {self.benchmark}; use a model made for it"
             )

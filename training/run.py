@@ -96,7 +96,7 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
     import torch
     from transformers import logging as transformers_logging
 
-    from evaluation.judge import Judge
+    from evaluation.exact import open_judge
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -120,7 +120,7 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
     if len(problems) < cell.grpo.prompts_per_step:
         reason = f"has {len(problems)} problems, fewer than the {cell.grpo.prompts_per_step} of a step"
         raise InputError("problems_path", runtime.problems_path, reason, "use the whole split")
-    with Judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
+    with open_judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
         _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, resume)
 
 

@@ -30,7 +30,7 @@ from transformers import PrinterCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from evaluation.judge import Judge
+from evaluation.exact import Judging
 from evaluation.prompts import prompt_ids, render
 from evaluation.records import Outcome, Problem
 from training.buckets import arrange
@@ -57,7 +57,7 @@ class CellTrainer(GRPOTrainer):
         runtime: Runtime,
         folder: RunFolder,
         problems: list[Problem],
-        judge: Judge,
+        judge: Judging,
         model: Any,
         tokenizer: Any,
         callbacks: list[Any],

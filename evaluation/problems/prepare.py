@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from evaluation.contamination import Contamination, find_contamination
 from evaluation.errors import InputError
 from evaluation.files import write_text
+from evaluation.problems.gsm8k import NUM_TRAIN, load_gsm8k
 from evaluation.problems.humaneval import load_humaneval_plus
 from evaluation.problems.mbpp import Loaded, load_mbpp, load_mbpp_plus
 from evaluation.problems.toy import generate
@@ -23,10 +24,10 @@ class Benchmark(Record):
     """What a checkpoint can be scored on."""
 
     name: str
-    training: Literal["mbpp", "toy", ""]
+    training: Literal["mbpp", "toy", "gsm8k", ""]
     """Training benchmark whose split holds it out; empty: it is scored only."""
     num_problems: int
-    has_plus: bool
+    has_plus: bool = False
     """Whether it has a second, larger suite."""
 
 
@@ -34,9 +35,10 @@ BENCHMARKS: dict[str, Benchmark] = {
     b.name: b
     for b in (
         Benchmark(name="mbpp_plus", training="mbpp", num_problems=378, has_plus=True),
-        Benchmark(name="mbpp_test276", training="mbpp", num_problems=276, has_plus=False),
+        Benchmark(name="mbpp_test276", training="mbpp", num_problems=276),
         Benchmark(name="humaneval_plus", training="", num_problems=164, has_plus=True),
         Benchmark(name="toy_plus", training="toy", num_problems=128, has_plus=True),
+        Benchmark(name="gsm8k", training="gsm8k", num_problems=1319),
     )
 }
 
@@ -71,6 +73,7 @@ def prepare(
     out: Path,
     mbpp: str | None = None,
     mbpp_plus: str | None = None,
+    gsm8k: str | None = None,
 ) -> Prepared:
     """Write train.jsonl, a file for each benchmark, split.json and contamination.json to `out`.
 
@@ -78,12 +81,13 @@ def prepare(
     identity does not depend on which are asked for.
 
     Args:
-        experiment_benchmark: `mbpp` or `toy`.
-        data_seed: seed of generated problems; MBPP ignores it.
+        experiment_benchmark: `mbpp`, `gsm8k` or `toy`.
+        data_seed: seed of generated problems; the others ignore it.
         benchmarks: those the caller will score, for the check that the split has them.
         out: folder, made if absent.
         mbpp: local copy of MBPP, or None for the hub.
         mbpp_plus: local copy of MBPP+, or None for EvalPlus's download.
+        gsm8k: local folder of GSM8K's files, or None for the hub.
 
     Raises:
         InputError: an unknown benchmark, or a file that is missing or wrong.
@@ -95,7 +99,7 @@ def prepare(
             raise InputError(
                 "benchmark", name, f"the split of {experiment_benchmark} has no such part", f"use one of {known}"
             )
-    parts = _load_parts(experiment_benchmark, data_seed, mbpp, mbpp_plus)
+    parts = _load_parts(experiment_benchmark, data_seed, mbpp, mbpp_plus, gsm8k)
     texts = {"train": _jsonl(parts.train)} | {n: _jsonl(ps) for n, ps in parts.benchmarks.items()}
     split = parts.split.replace(problems={n: hashlib.sha256(t.encode()).hexdigest() for n, t in texts.items()})
     for name, text in texts.items():
@@ -119,6 +123,7 @@ def load_benchmark(
     mbpp_plus: str | None = None,
     data_seed: int = 0,
     humaneval_plus: str | None = None,
+    gsm8k: str | None = None,
 ) -> list[Problem]:
     """Return a benchmark's problems, ascending by number, without writing anything.
 
@@ -133,7 +138,7 @@ def load_benchmark(
     training = BENCHMARKS[name].training
     if not training:
         return list(load_humaneval_plus(humaneval_plus).problems)
-    return list(_load_parts(training, data_seed, mbpp, mbpp_plus).benchmarks[name])
+    return list(_load_parts(training, data_seed, mbpp, mbpp_plus, gsm8k).benchmarks[name])
 
 
 def load_split(mbpp: str | None = None, mbpp_plus: str | None = None) -> Split:
@@ -164,12 +169,14 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     _write_if_changed(path, _jsonl(problems))
 
 
-def _load_parts(benchmark: str, data_seed: int, mbpp: str | None, mbpp_plus: str | None) -> _Parts:
+def _load_parts(benchmark: str, data_seed: int, mbpp: str | None, mbpp_plus: str | None, gsm8k: str | None) -> _Parts:
     if benchmark == "mbpp":
         return _load_mbpp(load_mbpp(mbpp), load_mbpp_plus(mbpp_plus))
+    if benchmark == "gsm8k":
+        return _load_gsm8k(*load_gsm8k(gsm8k))
     if benchmark == "toy":
         return _load_toy(data_seed)
-    raise InputError("benchmark", benchmark, "unknown training benchmark", "use mbpp or toy")
+    raise InputError("benchmark", benchmark, "unknown training benchmark", "use mbpp, gsm8k or toy")
 
 
 def _split(mbpp: Loaded, plus: Loaded) -> Split:
@@ -189,6 +196,22 @@ def _load_mbpp(mbpp: Loaded, plus: Loaded) -> _Parts:
         split=split,
         contamination=find_contamination(train, {"mbpp_plus": plus_originals, "mbpp_test276": test}),
         revisions={"mbpp": mbpp.revision, "mbpp_plus": plus.revision},
+    )
+
+
+def _load_gsm8k(everything: Loaded, test: Loaded) -> _Parts:
+    train = everything.problems[:NUM_TRAIN]
+    ids = Ids(train=tuple(p.number for p in train), plus=(), test=tuple(p.number for p in test.problems))
+    sources = {
+        f"gsm8k_{name}": Source(sha256=part.sha256, rows=len(part.problems))
+        for name, part in (("train", everything), ("test", test))
+    }
+    return _Parts(
+        train=train,
+        benchmarks={"gsm8k": test.problems},
+        split=build_split(ids, num_canonical_test=len(test.problems), sources=sources),
+        contamination=find_contamination(train, {"gsm8k": test.problems}),
+        revisions={"gsm8k_train": everything.revision, "gsm8k_test": test.revision},
     )
 
 
