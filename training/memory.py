@@ -107,7 +107,7 @@ def sized(runtime: Runtime, cell: Cell, model: Any, longest_prompt: int) -> Runt
         memory=torch.cuda.get_device_properties(torch.device(runtime.device)).total_memory,
         parameters=sum(n for n, _ in sizes),
         trained=sum(n for n, trained in sizes if trained),
-        replay=bool(cell.terms),
+        replay=cell.replay is not None,
         positions=longest_prompt + cell.grpo.max_new_tokens,
         sampler_share=VLLM_SHARE if runtime.sampler == "vllm" else 0.0,
         width=2 if cell.grpo.compute_dtype == "bfloat16" else 4,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from evaluation.files import PARTIAL
 from evaluation.generation import Completion, NonFiniteLogits, row_seed, sample
 from evaluation.prompts import PromptSpec, stopped
-from training.cell import Grpo
+from training.grpo import Grpo
 from training.lora import plain
 
 

@@ -70,7 +70,7 @@ class CellTrainer(GRPOTrainer):
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
         longest_prompt = max(map(len, self.prompt_tokens.values()))
         self.runtime = sized(runtime, cell, model, longest_prompt)
-        self.term = cell.terms[0] if cell.terms else None
+        self.term = cell.replay
         self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
         self.first_epoch = 0
         self.row: dict[str, Any] = {}
