@@ -1,4 +1,4 @@
-"""Training with the policy-gradient loss and a declared mismatch: gradients, what is logged, kills and two processes."""
+"""Training with the policy-gradient loss and a declared mismatch: gradients, what is logged, kills, two processes."""
 
 import json
 import shutil
