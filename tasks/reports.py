@@ -20,7 +20,8 @@ from tasks.retries import ONCE_EACH
 from tasks.stored import stored_score
 from tasks.wandb_results import tell_wandb
 from tasks.work import Work
-from training.cell import ARMS, Cell
+from training.arms import ARMS
+from training.cell import Cell
 from training.experiment import Experiment
 from training.folder import Result
 from training.store import Store

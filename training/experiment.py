@@ -9,7 +9,9 @@ from evaluation.errors import InputError
 from evaluation.findings import Criterion
 from evaluation.protocol import Protocol
 from evaluation.records import Record, sha256_json
-from training.cell import ARMS, MODELS, Cell, Grpo, Replay
+from training.arms import ARMS, Replay, Term
+from training.cell import MODELS, Cell
+from training.grpo import Grpo
 
 
 class Experiment(Record):
@@ -56,7 +58,11 @@ class Experiment(Record):
         return self
 
     def cells(
-        self, model: str | None = None, num_seeds: int | None = None, names: Sequence[str] | None = None
+        self,
+        model: str | None = None,
+        num_seeds: int | None = None,
+        names: Sequence[str] | None = None,
+        backend: Literal["local", "tinker"] = "local",
     ) -> tuple[Cell, ...]:
         """Return the grid: arm x rate x seed, rates ascending; `names` keeps those cells only.
 
@@ -80,6 +86,8 @@ class Experiment(Record):
                 stride=self.stride,
                 terms=tuple(_sized(t, self.replay_draws) for t in ARMS[arm].terms),
                 grpo=self.grpo,
+                mismatch=ARMS[arm].mismatch,
+                backend=backend,
                 lora_rank=self.lora_rank,
             )
             for seed in range(seeds)
@@ -102,5 +110,5 @@ class Experiment(Record):
         return sha256_json(self)
 
 
-def _sized(term: Replay, draws: int) -> Replay:
-    return term.replace(draws=draws)
+def _sized(term: Term, draws: int) -> Term:
+    return term.replace(draws=draws) if isinstance(term, Replay) else term

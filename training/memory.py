@@ -23,6 +23,8 @@ WEIGHT_BYTES = 4 + 4 + 8 + 2
 """A trained parameter: fp32 weight and gradient, AdamW's two moments, its bf16 copy under autocast."""
 REPLAY_BYTES = 4
 """A trained parameter, where replay's gradient is computed beside GRPO's."""
+SAMPLER_BYTES = 4
+"""A parameter, where the sampler has weights of its own."""
 DDP_BYTES = 4
 """A trained parameter, where several processes average their gradients: the buffers that are sent."""
 FROZEN_BYTES = 4 + 2
@@ -33,13 +35,14 @@ CONSTANT_BYTES = 3 << 30
 """CUDA's context, the fused head's chunk of logits in fp32 and its gradient, sampling's buffers."""
 
 
-def bytes_per_position(config: Any, width: int = 2) -> int:
+def bytes_per_position(config: Any, width: int = 2, top_k: int = 0) -> int:
     """Return what one token of one row holds in the backward pass with gradient checkpointing.
 
     Args:
         config: of a decoder in Hugging Face's names (hidden_size, intermediate_size, num_hidden_layers,
             num_attention_heads, num_key_value_heads, and head_dim where it is not their quotient).
         width: bytes of a number, 2 in bf16.
+        top_k: size of the sampler's head, where the score is centred: a row of the head's weights each.
     """
     hidden, heads = config.hidden_size, config.num_attention_heads
     head = getattr(config, "head_dim", None) or hidden // heads
@@ -49,7 +52,7 @@ def bytes_per_position(config: Any, width: int = 2) -> int:
     layer = 2 * width * (attention + mlp)  # with a gradient for each
     kept = width * config.num_hidden_layers * hidden
     head_in_fp32 = 2 * 4 * hidden
-    return kept + layer + head_in_fp32
+    return kept + layer + head_in_fp32 + (2 * width * (top_k + 1) * hidden if top_k else 0)
 
 
 def micro_batch_for(
@@ -63,6 +66,8 @@ def micro_batch_for(
     sampler_share: float = 0.0,
     width: int = 2,
     several: bool = False,
+    own_sampler: bool = False,
+    top_k: int = 0,
 ) -> int:
     """Return how many rows of `positions` tokens fit, at least 1 where the weights themselves fit.
 
@@ -76,12 +81,14 @@ def micro_batch_for(
         sampler_share: part of the device that a vLLM engine in this process takes for itself.
         width: bytes of a number.
         several: whether several processes train the cell.
+        own_sampler: whether the sampler has weights of its own (a mismatch).
+        top_k: as of `bytes_per_position`.
 
     Raises:
         MachineError: weights, gradients and moments alone are more than the device has.
     """
     each = WEIGHT_BYTES + (REPLAY_BYTES if replay else 0) + (DDP_BYTES if several else 0)
-    fixed = trained * each + (parameters - trained) * FROZEN_BYTES
+    fixed = trained * each + (parameters - trained) * FROZEN_BYTES + own_sampler * parameters * SAMPLER_BYTES
     left = memory * (1 - sampler_share) - fixed - CONSTANT_BYTES
     if left <= 0:
         share = f"{memory * (1 - sampler_share) / 1e9:.0f} GB" + (" beside vLLM" if sampler_share else "")
@@ -92,7 +99,7 @@ def micro_batch_for(
             f"{(fixed + CONSTANT_BYTES) / 1e9:.0f} GB",
             "use a larger GPU, or train adapters (`lora_rank` of the experiment)",
         )
-    return max(1, int(SPARE * left / (positions * bytes_per_position(config, width))))
+    return max(1, int(SPARE * left / (positions * bytes_per_position(config, width, top_k))))
 
 
 def sized(runtime: Runtime, cell: Cell, model: Any, longest_prompt: int) -> Runtime:
@@ -107,11 +114,13 @@ def sized(runtime: Runtime, cell: Cell, model: Any, longest_prompt: int) -> Runt
         memory=torch.cuda.get_device_properties(torch.device(runtime.device)).total_memory,
         parameters=sum(n for n, _ in sizes),
         trained=sum(n for n, trained in sizes if trained),
-        replay=bool(cell.terms),
+        replay=cell.replay is not None,
         positions=longest_prompt + cell.grpo.max_new_tokens,
         sampler_share=VLLM_SHARE if runtime.sampler == "vllm" else 0.0,
         width=2 if cell.grpo.compute_dtype == "bfloat16" else 4,
         several=runtime.num_processes > 1,
+        own_sampler=cell.mismatch is not None,
+        top_k=cell.center.top_k if cell.center else 0,
     )
     rows = min(agreed(runtime).gather([rows]))
     logger.info("micro-batches of %d completions, by the memory of the device", rows)

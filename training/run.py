@@ -75,6 +75,11 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
     if cell_file.cell.grpo.compute_dtype == "bfloat16" and not cuda:
         raise MachineError("device", runtime.device, "bfloat16 cells are trained on a GPU", "set device to cuda")
     runtime.share(cell_file.cell.grpo)
+    if cell_file.cell.mismatch and runtime.sampler == "vllm":
+        reason = f"the arm {cell_file.cell.arm} has a sampler of its own, which vLLM's weights would not be"
+        raise InputError("sampler", runtime.sampler, reason, "use transformers")
+    if cell_file.cell.backend == "tinker":
+        raise InputError("backend", "tinker", "is not trained here", "use `python -m training.tinker_run FOLDER`")
     return cell_file, runtime
 
 

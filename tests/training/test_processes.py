@@ -22,9 +22,9 @@ from evaluation.errors import InputError, MachineError
 from evaluation.files import write_json
 from evaluation.manifests import MANIFEST, is_complete
 from flows.experiments import EXPERIMENTS
-from training.cell import Grpo
 from training.config import grpo_config
 from training.folder import RunFolder, Runtime
+from training.grpo import Grpo
 from training.launch import accelerate_config, as_one, check_devices
 from training.processes import Processes
 from training.run import main, newest_resume, read_folder
