@@ -3,17 +3,20 @@
 import base64
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evaluation.changes import SOLVED, forgetting, paired_difference
 from evaluation.curves import Classified, Criterion, RunEvidence, classify
+from evaluation.drop_tables import drop_tables
 from evaluation.files import PARTIAL, write_json, write_text
 from evaluation.findings import Finding, find
 from evaluation.ladders import rate_text
+from evaluation.markdown import table
 from evaluation.protocol import Protocol
+from evaluation.results import drop_result
 from evaluation.scores import Estimate, Score, Suite
 
 COLUMNS: tuple[str, ...] = (
@@ -38,6 +41,12 @@ class ReportInput:
     """Of the base model, by benchmark."""
     arm_labels: dict[str, str]
     """Words for each arm, the control first."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """(control, treated) arms of the rule "drop", the question's first."""
+    top_k: int | None = None
+    """Size of the head that the treated arm uses, for result.json."""
+    wall_minutes: float | None = None
+    """Of all runs together, for result.json."""
     clean: dict[str, frozenset[str] | None] = field(default_factory=dict)
     """Problems of each benchmark that share no assert with training; None or absent: no such subset."""
     missing: tuple[str, ...] = ()
@@ -52,7 +61,7 @@ class ReportInput:
 
 
 def write_report(folder: Path, given: ReportInput) -> Finding:
-    """Write report.md, its pictures, scores.csv and finding.json to `folder`; return the finding."""
+    """Write report.md, its pictures, scores.csv, finding.json (and result.json) to `folder`; return the finding."""
     finding = make_finding(given)
     pictures = draw_pictures(given)
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +71,9 @@ def write_report(folder: Path, given: ReportInput) -> Finding:
         partial.replace(folder / name)
     write_text(folder / "scores.csv", scores_csv(given))
     write_json(folder / "finding.json", finding)
+    if finding.rule == "drop" and given.pairs:
+        base, how = given.base.get(given.primary), {"top_k": given.top_k, "wall_minutes": given.wall_minutes}
+        write_json(folder / "result.json", drop_result(given.runs, base, given.primary, given.pairs[0], **how))
     write_text(folder / "report.md", report_markdown(given, finding, {n: n for n in pictures}))
     return finding
 
@@ -77,6 +89,7 @@ def make_finding(given: ReportInput) -> Finding:
         protocol_sha256=given.protocols[0].sha256,
         registered_sha256=given.registered_sha256,
         arm_labels=given.arm_labels,
+        pairs=given.pairs,
         missing=given.missing,
         departures=given.departures,
     )
@@ -87,10 +100,10 @@ def draw_pictures(given: ReportInput) -> dict[str, bytes]:
     from evaluation.plots import plot_curves, plot_ladder
 
     base = given.base.get(given.primary)
-    return {
-        "ladder.png": plot_ladder(_classified(given), given.arm_labels),
-        "curves.png": plot_curves(given.runs, base, given.primary, given.arm_labels),
-    }
+    curves = {"curves.png": plot_curves(given.runs, base, given.primary, given.arm_labels)}
+    if given.criterion.rule == "drop":
+        return curves
+    return {"ladder.png": plot_ladder(_classified(given), given.arm_labels)} | curves
 
 
 def _classified(given: ReportInput) -> list[Classified]:
@@ -108,8 +121,10 @@ def report_markdown(given: ReportInput, finding: Finding, links: dict[str, str])
         f"# {given.experiment}",
         f"**{finding.sentence}**",
         f"Question: {given.question}",
-        f"![every run's class by rate and arm]({links['ladder.png']})",
-        _boundary_table(given, finding),
+        *([f"![every run's class by rate and arm]({links['ladder.png']})"] if "ladder.png" in links else []),
+        drop_tables(given.runs, given.arm_labels, finding)
+        if finding.rule == "drop"
+        else _boundary_table(given, finding),
         "## Runs",
         _runs_table(given, finding),
         *_signs(given),
@@ -131,31 +146,14 @@ def _lists(given: ReportInput, finding: Finding) -> Iterator[str]:
         yield "## Provenance\n\n" + table(rows)
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; the first row is its head."""
-    head, *body = [[str(c).replace("|", "\\|") for c in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
-
-
 def _boundary_table(given: ReportInput, finding: Finding) -> str:
     rows: list[tuple[str, ...]] = [("arm", "where it breaks")]
     rows += [(given.arm_labels[arm], b.text) for arm, b in finding.boundary.items()]
-    if finding.rule == "drop":
-        rows = [("condition", "value", "threshold", "met")]
-        rows += [
-            (x.name, "" if x.value is None else f"{x.value:+.3f}", f"{x.threshold:g}", _met(x.passed))
-            for x in finding.limbs
-        ]
-        return table(rows)
     for arm, found in finding.comparisons.items():
         rows.append((f"shift, {given.arm_labels[arm]}", f"{found.shift.replace('_', ' ')}: {found.text}"))
     if finding.min_detectable is not None:
         rows.append(("smallest shift that could have been seen", f"{finding.min_detectable:.2g} rungs"))
     return table(rows)
-
-
-def _met(passed: bool | None) -> str:
-    return "unknown" if passed is None else "yes" if passed else "no"
 
 
 def _runs_table(given: ReportInput, finding: Finding) -> str:

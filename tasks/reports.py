@@ -5,6 +5,7 @@ import logging
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import httpx
 from prefect import task
@@ -20,7 +21,7 @@ from tasks.retries import ONCE_EACH
 from tasks.stored import stored_score
 from tasks.wandb_results import tell_wandb
 from tasks.work import Work
-from training.arms import ARMS
+from training.arms import ARMS, Center
 from training.cell import Cell
 from training.experiment import Experiment
 from training.folder import Result
@@ -47,8 +48,9 @@ def gather(
     cells: tuple[Cell, ...],
     missing: list[str],
     contamination: Contamination | None,
+    wall_minutes: float | None = None,
 ) -> ReportInput:
-    """Read everything the report says from the store."""
+    """Read everything the report says from the store; only the wall time is this host's to know."""
     model = cells[0].model
     base = {p.benchmark: s for p in experiment.protocols if (s := stored_score(store, f"{model}/scores/{p.folder}", 0))}
     clean = {b: frozenset(ids) for b, ids in contamination.clean.items()} if contamination else {}
@@ -63,6 +65,9 @@ def gather(
         runs=tuple(evidence(store, experiment, c) for c in cells),
         base=base,
         arm_labels={a: ARMS[a].label for a in dict.fromkeys(c.arm for c in cells)},
+        pairs=experiment.pairs,
+        top_k=next((t.top_k for _, a in experiment.pairs[:1] for t in ARMS[a].terms if isinstance(t, Center)), None),
+        wall_minutes=wall_minutes,
         clean=whole,
         missing=tuple(missing),
         departures=_departures(experiment, cells),
@@ -74,8 +79,11 @@ def _departures(experiment: Experiment, cells: tuple[Cell, ...]) -> tuple[str, .
     planned = {c.name for c in experiment.cells()}
     asked = {c.name for c in cells}
     if asked == planned:
-        return ()
-    return (f"{len(asked)} cells were asked for; the registered experiment has {len(planned)}",)
+        return experiment.departures
+    return (
+        *experiment.departures,
+        f"{len(asked)} cells were asked for; the registered experiment has {len(planned)}",
+    )
 
 
 def evidence(store: Store, experiment: Experiment, cell: Cell) -> RunEvidence:
@@ -99,11 +107,19 @@ def evidence(store: Store, experiment: Experiment, cell: Cell) -> RunEvidence:
         steps=cell.steps,
         checkpoints=cell.checkpoints,
         rewards=tuple(_number(r["reward"]) for r in rows),
+        figures=_figures(rows),
         end="diverged" if end == "diverged" else "finished" if end == "finished" else None,
         onset_step=result.onset_step if result is not None else None,
         scores=scores,
         signs=tuple(f"{s.name.replace('_', ' ')}: {s.detail}" for s in result.signs) if result is not None else (),
     )
+
+
+def _figures(rows: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """Return the stability signals of every step; those of sampler and learner where the log has them."""
+    found = {name: tuple(_number(r.get(name)) for r in rows) for name in ("grad_norm", "entropy")}
+    names = ("logprob_gap", "head_mass") if any(r.get("sampler") for r in rows) else ()
+    return found | {name: tuple(_number((r.get("sampler") or {}).get(name)) for r in rows) for name in names}
 
 
 def _number(value: object) -> float:

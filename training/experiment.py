@@ -22,9 +22,9 @@ class Experiment(Record):
     model: str
     """Default model; the flow parameter `model` may name another."""
     benchmark: str
-    """Token of the training benchmark: `mbpp` or `toy`."""
+    """Token of the training benchmark: `mbpp`, `toy`, `gsm8k` or `sums`."""
     data_seed: int = 0
-    """Seed of generated problems (`toy` only)."""
+    """Seed of generated problems (`toy` and `sums`)."""
     num_training_problems: int = Field(ge=1)
     arms: tuple[str, ...]
     lrs: tuple[float, ...]
@@ -38,20 +38,28 @@ class Experiment(Record):
     protocols: tuple[Protocol, ...] = Field(min_length=1)
     """The first is the primary one: the finding rests on it."""
     criterion: Criterion
+    departures: tuple[str, ...] = ()
+    """Where what is declared departs from what was asked, told with every finding."""
+    budget_minutes: int | None = Field(default=None, ge=1)
+    """Wall time of all runs together; what is not trained by then is incomplete."""
     needs_gpu: bool
     scale: Literal["full", "demo"] = "demo"
 
     @model_serializer(mode="wrap")
-    def _without_lora(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the rank out where there is none, as cells do: what was registered before stays what it was."""
-        data = handler(self)
-        return data if self.lora_rank is not None else {k: v for k, v in data.items() if k != "lora_rank"}
+    def _without_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out later fields that say nothing, as cells do: what was registered before stays what it was."""
+        later = {"lora_rank", "departures", "budget_minutes"}
+        return {k: v for k, v in handler(self).items() if v or k not in later}
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         for arm in self.arms:
             if arm not in ARMS:
                 raise ValueError(f"arm={arm}: unknown; use one of {', '.join(sorted(ARMS))}")
+        if self.criterion.rule == "drop" and len(self.arms) % 2:
+            raise ValueError(
+                f"arms={len(self.arms)}: the rule drop compares pairs, plain arm first; name an even number"
+            )
         names = [c.name for c in self.cells()]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"cells={twice[0]}: planned twice; name every arm and rate once")
@@ -103,6 +111,11 @@ class Experiment(Record):
                     "cells", name, f"not a cell of {self.name}", f"use names of `ablation plan {self.name}`"
                 )
         return tuple(known[n] for n in dict.fromkeys(names))
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """(plain, treated) arms of the rule "drop": the question's pair first, then the controls'."""
+        return tuple(zip(self.arms[::2], self.arms[1::2], strict=True)) if self.criterion.rule == "drop" else ()
 
     @property
     def sha256(self) -> str:
