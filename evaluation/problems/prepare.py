@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from evaluation.contamination import Contamination, find_contamination
 from evaluation.errors import InputError
 from evaluation.files import write_text
+from evaluation.problems import sums
 from evaluation.problems.gsm8k import NUM_TRAIN, load_gsm8k
 from evaluation.problems.humaneval import load_humaneval_plus
 from evaluation.problems.mbpp import Loaded, load_mbpp, load_mbpp_plus
@@ -24,7 +25,7 @@ class Benchmark(Record):
     """What a checkpoint can be scored on."""
 
     name: str
-    training: Literal["mbpp", "toy", "gsm8k", ""]
+    training: Literal["mbpp", "toy", "gsm8k", "sums", ""]
     """Training benchmark whose split holds it out; empty: it is scored only."""
     num_problems: int
     has_plus: bool = False
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark(name="humaneval_plus", training="", num_problems=164, has_plus=True),
         Benchmark(name="toy_plus", training="toy", num_problems=128, has_plus=True),
         Benchmark(name="gsm8k", training="gsm8k", num_problems=1319),
+        Benchmark(name="sums", training="sums", num_problems=sums.NUM_HELD_OUT),
     )
 }
 
@@ -81,7 +83,7 @@ def prepare(
     identity does not depend on which are asked for.
 
     Args:
-        experiment_benchmark: `mbpp`, `gsm8k` or `toy`.
+        experiment_benchmark: `mbpp`, `toy`, `gsm8k` or `sums`.
         data_seed: seed of generated problems; the others ignore it.
         benchmarks: those the caller will score, for the check that the split has them.
         out: folder, made if absent.
@@ -175,8 +177,12 @@ def _load_parts(benchmark: str, data_seed: int, mbpp: str | None, mbpp_plus: str
     if benchmark == "gsm8k":
         return _load_gsm8k(*load_gsm8k(gsm8k))
     if benchmark == "toy":
-        return _load_toy(data_seed)
-    raise InputError("benchmark", benchmark, "unknown training benchmark", "use mbpp, gsm8k or toy")
+        made = generate(data_seed)
+        return _load_generated("toy", "toy_plus", data_seed, made.train, made.held_out)
+    if benchmark == "sums":
+        found = sums.generate(data_seed)
+        return _load_generated("sums", "sums", data_seed, found.train, found.held_out)
+    raise InputError("benchmark", benchmark, "unknown training benchmark", "use mbpp, toy, gsm8k or sums")
 
 
 def _split(mbpp: Loaded, plus: Loaded) -> Split:
@@ -215,19 +221,18 @@ def _load_gsm8k(everything: Loaded, test: Loaded) -> _Parts:
     )
 
 
-def _load_toy(data_seed: int) -> _Parts:
-    made = generate(data_seed)
-    train, held_out = tuple(made.train), tuple(made.held_out)
+def _load_generated(
+    name: str, scored: str, data_seed: int, train: tuple[Problem, ...], held_out: tuple[Problem, ...]
+) -> _Parts:
     ids = Ids(train=tuple(p.number for p in train), plus=tuple(p.number for p in held_out), test=())
     content = hashlib.sha256(_jsonl((*train, *held_out)).encode()).hexdigest()
+    sources = {name: Source(sha256=content, rows=len(train) + len(held_out))}
     return _Parts(
         train=train,
-        benchmarks={"toy_plus": held_out},
-        split=build_split(
-            ids, num_canonical_test=0, sources={"toy": Source(sha256=content, rows=len(train) + len(held_out))}
-        ),
-        contamination=find_contamination(train, {"toy_plus": held_out}),
-        revisions={"toy": f"seed {data_seed} sha256:{content}"},
+        benchmarks={scored: held_out},
+        split=build_split(ids, num_canonical_test=0, sources=sources),
+        contamination=find_contamination(train, {scored: held_out}),
+        revisions={name: f"seed {data_seed} sha256:{content}"},
     )
 
 
