@@ -60,7 +60,7 @@ class Mismatch(Record):
     @model_validator(mode="after")
     def _differs(self) -> Self:
         if self.rounding is None and self.refresh_every == 1:
-            raise ValueError("mismatch: says no difference; leave it out")
+            raise ValueError("refresh_every=1: without a rounding that is no mismatch; leave it out, or use 2 or more")
         return self
 
 

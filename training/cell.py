@@ -238,14 +238,13 @@ class Cell(Record):
                 "group's std; use scale_rewards='none'"
             )
         if self.backend == "tinker":
-            for field, wrong, needed in (
-                ("lora_rank", self.lora_rank is None, "a rank"),
-                ("importance", g.importance is None, "'one' or 'tis2'"),
-                ("mismatch", self.mismatch is not None, "an arm without"),
-                ("terms", self.replay is not None, "an arm without replay"),
+            for field, wrong, value, needed in (
+                ("lora_rank", self.lora_rank is None, None, "a rank"),
+                ("importance", g.importance is None, None, "'one' or 'tis2'"),
+                ("arm", self.mismatch or self.replay, self.arm, "an arm without replay and mismatch"),
             ):
                 if wrong:
-                    raise ValueError(f"{field}: the backend tinker cannot train this cell; use {needed}")
+                    raise ValueError(f"{field}={value}: the backend tinker cannot train this cell; use {needed}")
 
     @property
     def replay(self) -> Replay | None:

@@ -1,8 +1,10 @@
 """Training with the policy-gradient loss and a declared mismatch: gradients, what is logged, kills, two processes."""
 
+import contextlib
 import json
-import shutil
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from evaluation.errors import InputError
 from evaluation.generation import Completion, sample
 from evaluation.judge import Judge
 from evaluation.problems import read_problems
@@ -124,7 +128,7 @@ def test_both_arms_are_the_same_where_sampler_and_learner_are(build: Build, weig
     assert float(grads[0].norm()) > 1e-2
 
 
-@pytest.mark.parametrize(("arm", "least"), [("center_int8", 1e-3), ("center_bf16", 1e-4)])
+@pytest.mark.parametrize(("arm", "least"), [("center_int8", 3e-4), ("center_bf16", 1e-4)])
 def test_a_coarser_sampler_leaves_a_gap_that_is_measured_and_centred(build: Build, arm: str, least: float) -> None:
     trainer = build(arm)
     batches = generated(trainer)
@@ -159,7 +163,7 @@ def test_a_lora_cell_is_centred_with_a_rounded_copy_of_its_merged_weights(build:
             if "lora_B" in name:  # as after some steps
                 torch.nn.init.normal_(p, std=0.02, generator=torch.Generator().manual_seed(len(name)))
         grads.append(gradient(trainer, generated(trainer)))
-        assert trainer.policy_gradient.figures(trainer.completions, trainer.processes)["logprob_gap"] > 1e-3
+        assert trainer.policy_gradient.figures(trainer.completions, trainer.processes)["logprob_gap"] > 3e-4
     assert apart(grads[1], grads[0]) <= 1e-5
     frozen = [p for n, p in trainer.model.named_parameters() if "lora_" not in n]
     assert frozen and all(p.grad is None for p in frozen)
@@ -244,15 +248,27 @@ def weights(folder: RunFolder) -> dict[int, bytes]:
     return {s: (folder.checkpoint(s) / "model.safetensors").read_bytes() for s in folder.checkpoints()}
 
 
+def kill_at(child: Any, path: Path) -> None:
+    """End the trainer and all that it started as soon as `path` is there."""
+    end = time.monotonic() + 200
+    try:
+        while not path.exists():
+            assert child.poll() is None and time.monotonic() < end, "ended before the file was seen"
+            time.sleep(0.001)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert child.returncode == -signal.SIGKILL
+
+
 def test_a_stale_centred_cell_killed_between_refreshes_goes_on_to_the_same_bytes(
     make_run: Make,
     start: Callable[[Path], Any],
     train_to_end: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    """Six steps, weights of steps 0 and 4: killed in steps 4 and 6, after states whose sampler is older than they."""
-    from test_resume import wait_and_send
-
+    """Six steps, weights of steps 0 and 4: killed in step 3, after a state whose sampler is older than itself."""
     settings = {"arm": "center_stale4", "grpo": PG, "lr": 3e-3}
     whole, torn = make_run(tmp_path / "whole", **settings), make_run(tmp_path / "torn", **settings)
     done = train_to_end(whole.root)
@@ -260,8 +276,7 @@ def test_a_stale_centred_cell_killed_between_refreshes_goes_on_to_the_same_bytes
     gaps = [row["sampler"]["logprob_gap"] for row in rows(whole)]
     assert max(gaps[0], gaps[4]) < 1e-5 < 1e-3 < min(gaps[1:4] + gaps[5:])
     assert [(whole.resume(s) / FILE).is_file() for s in (4, 6)] == [False, True]
-    for moment in (torn.rollout(3), torn.rollout(6)):
-        assert wait_and_send(start(torn.root), moment, signal.SIGKILL) == -signal.SIGKILL
+    kill_at(start(torn.root), torn.rollout(3))
     assert torn.resumes()[0] == 2 and (torn.resume(2) / FILE).is_file()
     done = train_to_end(torn.root)
     assert done.returncode == 0, done.stderr
@@ -269,23 +284,20 @@ def test_a_stale_centred_cell_killed_between_refreshes_goes_on_to_the_same_bytes
     assert weights(torn) == weights(whole) and len(set(weights(whole).values())) == 3
 
 
-def test_a_resume_state_without_its_stale_sampler_is_refused(
-    make_run: Make, train_to_end: Callable[..., Any], tmp_path: Path
-) -> None:
-    from evaluation.manifests import write_manifest
-
-    settings = {"arm": "plain_stale4", "grpo": PG, "steps": 3, "stride": 3, "runtime": {"resume_every": 1}}
-    folder = make_run(tmp_path / "run", **settings)
-    assert train_to_end(folder.root).returncode == 0
-    shutil.rmtree(folder.resume(3))
-    shutil.rmtree(folder.checkpoint(3))
-    shutil.rmtree(folder.logs)
-    cell_file, _ = read_folder(folder)
-    (folder.resume(2) / FILE).unlink()
-    write_manifest(folder.resume(2), "resume", cell_file.identity.provenance(cell_file.cell.name, 2))
-    done = train_to_end(folder.root)
-    assert done.returncode == 2
-    assert FILE in done.stderr and "remove this resume state" in done.stderr and "Traceback" not in done.stderr
+def test_a_resume_state_without_its_stale_sampler_is_refused(tmp_path: Path) -> None:
+    learner, _ = load_model(str(MODEL), None)
+    copy = SamplerCopy(Mismatch(refresh_every=4), learner)
+    copy.at(0, learner)
+    copy.restore(tmp_path, 4)  # a refresh is due: nothing is read
+    copy.save(tmp_path, 4)
+    with pytest.raises(InputError, match="remove this resume state"):
+        copy.restore(tmp_path, 5)
+    copy.save(tmp_path, 5)
+    copy.restore(tmp_path, 5)
+    whole = load_file(tmp_path / FILE)
+    save_file({k: v for k, v in whole.items() if "layers.1." not in k}, tmp_path / FILE)
+    with pytest.raises(InputError, match="another model's"):
+        copy.restore(tmp_path, 5)
 
 
 def test_a_mismatch_is_not_sampled_by_vllm(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
