@@ -33,10 +33,12 @@ from evaluation.problems.toy import generate
 from evaluation.prompts import resolve
 from evaluation.records import Outcome
 from training import trainer as ours
+from training.arms import ARMS
 from training.callbacks import StepLog
-from training.cell import ARMS, Cell, Grpo
+from training.cell import Cell
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
+from training.grpo import Grpo
 from training.guard import Guard
 from training.reward import outcomes_of, programs_of
 from training.run import load_model

@@ -1,8 +1,9 @@
 """What training problems share with the evaluated ones: ids are disjoint, content is not.
 
 Rule (specification): two asserts are the same when their syntax trees are, after the tested function's name is
-replaced. For MBPP+ the asserts compared are MBPP's own of the same ids. A problem that shares one is contaminated; the
-rest is the clean subset on which every headline is repeated.
+replaced. For MBPP+ the asserts compared are MBPP's own of the same ids. Problems without asserts are the same when
+their statements are, but for case and spacing. A problem that shares one is contaminated; the rest is the clean subset
+on which every headline is repeated.
 
 Beside it, near-duplicates: statements whose sets of words agree to a Jaccard index of 0.8. Between training and an
 evaluated problem they are listed; among the evaluated ones they (and those that share an assert) make the clusters that
@@ -24,6 +25,7 @@ RULE = "equal syntax trees of an assert, after the tested function's name is rep
 NEAR = 0.8
 """Jaccard index of two statements' words from which they are near-duplicates."""
 NEAR_RULE = f"the words of the statements (lower case, each once) agree to a Jaccard index of {NEAR:g} or more"
+RULE_OF_WORDS = "equal statements, but for case and spacing"
 
 
 class Overlap(Record):
@@ -35,7 +37,7 @@ class Overlap(Record):
     shared_asserts: int
     """Distinct asserts in common."""
     evaluation_asserts: int
-    """Asserts that the evaluated problem has."""
+    """Asserts that the evaluated problem has; 1 for its statement."""
 
 
 class NearDuplicate(Record):
@@ -91,6 +93,7 @@ def find_contamination(
     """
     overlaps = {name: find_overlaps(train, problems, name) for name, problems in evaluated.items()}
     return Contamination(
+        rule=RULE_OF_WORDS if any(p.answer is not None for p in train) else RULE,
         touched={
             name: Touched(
                 pairs=len(found),
@@ -179,21 +182,23 @@ def find_overlaps(train: Sequence[Problem], evaluated: Sequence[Problem], benchm
             evaluation_id=others[e].problem_id,
             benchmark=benchmark,
             shared_asserts=n,
-            evaluation_asserts=len(others[e].asserts),
+            evaluation_asserts=len(others[e].asserts) or 1,
         )
         for (t, e), n in sorted(shared.items())
     ]
 
 
 def normal_asserts(problem: Problem) -> set[str]:
-    """Return the syntax trees of a problem's asserts, as texts, without the tested function's name."""
+    """Return the syntax trees of a problem's asserts, as texts, without the tested function's name; or its words."""
+    if problem.answer is not None:
+        return {" ".join(problem.text.lower().split())}
     return {ast.dump(_Anonymous(problem.entry_point).visit(ast.parse(a))) for a in problem.asserts}
 
 
 def passes_with_constant(problem: Problem) -> bool:
     """True when all asserts expect one and the same literal of the tested function."""
     expected = [_expected(a, problem.entry_point) for a in problem.asserts]
-    return None not in expected and all(e == expected[0] for e in expected)
+    return bool(expected) and None not in expected and all(e == expected[0] for e in expected)
 
 
 class _Anonymous(ast.NodeTransformer):

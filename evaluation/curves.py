@@ -60,10 +60,10 @@ class RunEvidence:
     """First non-finite step, when diverged."""
     scores: dict[str, dict[int, Score]] = field(default_factory=dict)
     """By benchmark and global step (the base, step 0, is given apart)."""
+    figures: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of each step, by name: `grad_norm`, `entropy`, `logprob_gap`, `head_mass`; NaN where the log has no number."""
     signs: tuple[str, ...] = ()
     """What the trainer's log shows, in words; told, and no part of any rule."""
-    figures: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Columns of the step log by name (`entropy`, `grad_norm`, ...), one value a step, NaN where there is none."""
     sources: tuple[tuple[str, str], ...] = ()
     """(path in the store, sha256) of every file that this was read from."""
 

@@ -37,6 +37,8 @@ class Ending(Record):
     """A run's best and last accuracy."""
 
     seed: int
+    initial: float | None = None
+    """At step 0, the base."""
     peak: float
     final: float
 
@@ -44,6 +46,17 @@ class Ending(Record):
     def drop(self) -> float:
         """Peak minus final; 0 for a run that ends at its best."""
         return self.peak - self.final
+
+
+class RunEnding(Record):
+    """A run's accuracies in finding.json."""
+
+    cell: str
+    initial: float | None
+    peak: float | None
+    final: float | None
+    drop: float | None
+    """null, as the others, while the run lacks its curve."""
 
 
 class DropJudgement(Record):
@@ -65,7 +78,33 @@ def ending(run: RunEvidence, base: Score | None, benchmark: str) -> Ending | Non
     values = [v for v in curve if v is not None]
     if len(values) < len(curve):
         return None
-    return Ending(seed=run.seed, peak=max(values), final=values[-1])
+    return Ending(seed=run.seed, initial=values[0], peak=max(values), final=values[-1])
+
+
+def run_ending(run: RunEvidence, base: Score | None, benchmark: str) -> RunEnding:
+    """Return a run's accuracies as finding.json has them."""
+    found = ending(run, base, benchmark)
+    if found is None:
+        return RunEnding(cell=run.label, initial=None, peak=None, final=None, drop=None)
+    values = {"initial": found.initial, "peak": found.peak, "final": found.final, "drop": found.drop}
+    return RunEnding(cell=run.label, **values)
+
+
+def judge_pair(
+    runs: Sequence[RunEvidence], base: Score | None, benchmark: str, pair: tuple[str, str], rules: Criterion
+) -> DropJudgement:
+    """Apply the rule to the runs of two arms, the control first; without every run's curve there is no verdict."""
+    runs = [r for r in runs if r.arm in pair]
+    found = [(r, ending(r, base, benchmark)) for r in runs]
+    lacking = [r.label for r, e in found if e is None]
+    arms = [[e for r, e in found if r.arm == arm and e is not None] for arm in pair]
+    seeds = [sorted(e.seed for e in arm) for arm in arms]
+    paired = seeds[0] == seeds[1] and len(seeds[0]) == len(set(seeds[0])) > 0
+    if paired and not lacking:
+        return judge_drops(arms[0], arms[1], rules)
+    why = f"{len(lacking)} of {len(runs)} runs lack a finished curve" if lacking else "the arms' seeds are not paired"
+    status = f"no verdict: {why}"
+    return DropJudgement(limbs=(), verdict=None, status=status, sentence=f"The rule cannot be applied: {why}.")
 
 
 def judge_drops(plain: Sequence[Ending], treated: Sequence[Ending], rules: Criterion) -> DropJudgement:

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from evaluation.curves import Classified, Criterion, RunEvidence, classify
-from evaluation.drops import DropJudgement, Limb, Verdict, ending, judge_drops
+from evaluation.drops import DropJudgement, Limb, RunEnding, Verdict, judge_pair, run_ending
 from evaluation.ladders import ArmBoundary, ArmShift, Shift, compare, locate
 from evaluation.records import Record
 from evaluation.scores import Score
@@ -53,6 +53,10 @@ class Finding(Record):
     comparisons: dict[str, ArmShift] = Field(default_factory=dict)
     """Each arm against the first one; those after the first are secondary, their p-values not corrected."""
     limbs: tuple[Limb, ...] = ()
+    endings: tuple[RunEnding, ...] = Field(default=(), exclude_if=lambda value: not value)
+    """Of every run, by the rule "drop"."""
+    controls: dict[str, DropJudgement] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    """The rule on the pairs of arms after the first, by the treated arm: read beside the verdict, no part of it."""
     verdict: Verdict | None = None
     statistical_status: str
     missing: tuple[str, ...]
@@ -71,6 +75,7 @@ def find(
     protocol_sha256: str,
     registered_sha256: str,
     arm_labels: dict[str, str],
+    pairs: Sequence[tuple[str, str]] = (),
     missing: Sequence[str] = (),
     departures: Sequence[str] = (),
     clusters: Mapping[str, int] | None = None,
@@ -86,6 +91,7 @@ def find(
         protocol_sha256: identity of the primary protocol.
         registered_sha256: identity of the experiment as declared.
         arm_labels: words for each arm, control first.
+        pairs: (control, treated) arms of the rule "drop"; the first pair is the question's. None: the first two arms.
         missing: planned things that are not there; incomplete runs that it does not name are added.
         departures: where the run departed from what was declared.
         clusters: label of each evaluated problem that has near-duplicates among them.
@@ -95,7 +101,9 @@ def find(
     control, *others = arm_labels
     shifts = {arm: compare(classified, control, arm, arm_labels, criterion) for arm in others}
     main = next(iter(shifts.values()), _ONE_ARM)
-    judged = _judge(runs, base, benchmark, criterion, arm_labels) if criterion.rule == "drop" else None
+    asked = (list(pairs) or [(control, arm) for arm in others[:1]]) if criterion.rule == "drop" else []
+    judgements = [judge_pair(runs, base, benchmark, pair, criterion) for pair in asked]
+    judged = judgements[0] if judgements else _UNJUDGED if criterion.rule == "drop" else None
     return Finding(
         experiment=experiment,
         protocol_sha256=protocol_sha256,
@@ -108,6 +116,8 @@ def find(
         min_detectable=None if judged else main.min_detectable,
         comparisons={} if judged else shifts,
         limbs=judged.limbs if judged else (),
+        endings=tuple(run_ending(r, base, benchmark) for r in runs) if judged else (),
+        controls={pair[1]: found for pair, found in zip(asked[1:], judgements[1:], strict=True)},
         verdict=judged.verdict if judged else None,
         statistical_status=judged.status if judged else main.text,
         missing=(*missing, *_unnamed(classified, base, missing)),
@@ -132,23 +142,10 @@ def _row(run: Classified) -> dict[str, str | int | None]:
     return {"cell": run.label, "class": run.run_class, "onset_step": run.onset_step, "why": run.why}
 
 
+_UNJUDGED = DropJudgement(
+    limbs=(), verdict=None, status="no verdict: one arm", sentence="The rule cannot be applied: there is one arm."
+)
 _ONE_ARM = ArmShift(shift="not_identified", min_detectable=None, p=None, text="one arm, nothing to compare it with")
-
-
-def _judge(
-    runs: Sequence[RunEvidence], base: Score | None, benchmark: str, rules: Criterion, labels: Mapping[str, str]
-) -> DropJudgement:
-    """Apply the rule "drop" to the first two arms; without every run's curve there is no verdict."""
-    found = [(r, ending(r, base, benchmark)) for r in runs]
-    lacking = [r.label for r, e in found if e is None]
-    arms = [[e for r, e in found if r.arm == arm and e is not None] for arm in list(labels)[:2]]
-    seeds = [sorted(e.seed for e in arm) for arm in arms]
-    paired = len(arms) == 2 and seeds[0] == seeds[1] and len(seeds[0]) == len(set(seeds[0])) > 0
-    if paired and not lacking:
-        return judge_drops(arms[0], arms[1], rules)
-    why = f"{len(lacking)} of {len(runs)} runs lack a finished curve" if lacking else "the arms' seeds are not paired"
-    status = f"no verdict: {why}"
-    return DropJudgement(limbs=(), verdict=None, status=status, sentence=f"The rule cannot be applied: {why}.")
 
 
 def _unnamed(runs: Sequence[Classified], base: Score | None, missing: Sequence[str]) -> list[str]:

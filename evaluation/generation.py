@@ -4,14 +4,14 @@ A row's tokens are a function of its own seed: position t uses the t-th uniform 
 it, so results depend on neither the batch nor the order (beyond the float rounding of differently shaped products).
 Left out: logits processors, beam search, assisted decoding. Training samples with the same function as evaluation.
 
-Axes: U prompts, B rows = U x n, T positions, V vocabulary.
+Axes: U prompts, B rows = U x n, T positions, V vocabulary, K the head, a position's likeliest tokens.
 """
 
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,33 @@ class Completion:
     """`stop` or `length`."""
     entropy_sum: float = 0.0
     """Sum over tokens of the entropy, in nats, of the distribution each was drawn from (before truncation)."""
+    head: "Head | None" = field(default=None, compare=False)
+    """Kept where asked for."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The likeliest tokens at each position of a completion, under the distribution that its tokens' log-probs have."""
+
+    ids: np.ndarray
+    """(T, K) int32, likeliest first."""
+    logprobs: np.ndarray
+    """(T, K) float32."""
+
+
+class Choice(NamedTuple):
+    """One token a row, and what is kept of the distribution it was drawn from."""
+
+    ids: torch.Tensor
+    """(B,)."""
+    logprobs: torch.Tensor
+    """(B,) of the tokens, untruncated, at the sampling temperature (at 1 where that is 0)."""
+    entropies: torch.Tensor
+    """(B,) nats, of the same distribution."""
+    head_ids: torch.Tensor
+    """(B, K)."""
+    head_logprobs: torch.Tensor
+    """(B, K)."""
 
 
 def row_seed(seed: int, purpose: str, problem_id: str, index: int) -> int:
@@ -71,6 +98,7 @@ def sample(
     pad_id: int,
     stop_text: Callable[[list[int]], bool] | None = None,
     on_done: Callable[[int, int, list[int]], None] | None = None,
+    top_k: int = 0,
 ) -> list[list[Completion]]:
     """Draw n completions of each prompt.
 
@@ -85,6 +113,8 @@ def sample(
         pad_id: fills the left of short prompts.
         stop_text: asked after every token of a row; True ends it (stop strings).
         on_done: told (prompt, index, token ids) of each row as it stops, while others go on; not of those cut off.
+        top_k: size of the head to keep at each position (all tokens of a smaller vocabulary); 0 keeps none. What is
+            drawn does not depend on it.
 
     Returns:
         U lists of n completions.
@@ -110,8 +140,8 @@ def sample(
             rows = _Rows(len(prompts) * n, max_new_tokens, set(stop_ids), stop_text, told)
             logits = decoder.prefill(prompts, n, pad_id)
             for t in range(max_new_tokens):
-                next_ids, logprobs, entropies = choose(logits, noise_BT[rows.live, t], temperature, top_p)
-                keep = rows.add(next_ids, logprobs, entropies)
+                choice = choose(logits, noise_BT[rows.live, t], temperature, top_p, top_k)
+                keep, next_ids = rows.add(choice), choice.ids
                 if not len(keep) or t == max_new_tokens - 1:
                     break
                 if len(keep) < SHRINK_BELOW * len(rows.live):
@@ -124,9 +154,7 @@ def sample(
     return [drawn[u * n : (u + 1) * n] for u in range(len(prompts))]
 
 
-def choose(
-    logits: torch.Tensor, noise: torch.Tensor, temperature: float, top_p: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def choose(logits: torch.Tensor, noise: torch.Tensor, temperature: float, top_p: float, top_k: int = 0) -> Choice:
     """Take one token a row by inverse-CDF sampling.
 
     Args:
@@ -134,10 +162,7 @@ def choose(
         noise: (B,) of `uniforms`.
         temperature: 0 takes the argmax.
         top_p: nucleus mass.
-
-    Returns:
-        (B,) token ids, their (B,) log-probs and the (B,) entropies of the untruncated distribution (temperature 0: at
-        temperature 1).
+        top_k: size of the head that is kept.
 
     Raises:
         NonFiniteLogits: a logit, or its quotient by the temperature, is NaN or infinite.
@@ -156,7 +181,8 @@ def choose(
         cdf = probs_BV.double().cumsum(-1)
         ids = torch.searchsorted(cdf, noise[:, None] * cdf[:, -1:], right=True).squeeze(-1)
         ids = ids.clamp_(max=logits.shape[-1] - 1)
-    return ids, logprobs_BV.gather(-1, ids[:, None]).squeeze(-1), entropies
+    head_logprobs, head_ids = logprobs_BV.topk(min(top_k, logprobs_BV.shape[-1]), -1)
+    return Choice(ids, logprobs_BV.gather(-1, ids[:, None]).squeeze(-1), entropies, head_ids, head_logprobs)
 
 
 def _nucleus(probs_BV: torch.Tensor, noise: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -197,11 +223,16 @@ class _Rows:
         self.logprobs: list[list[float]] = [[] for _ in range(count)]
         self.entropies = [0.0] * count
         self.stopped = [False] * count
+        self.heads: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        """A position each: the batch's rows, ids and log-probs."""
 
-    def add(self, ids: torch.Tensor, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+    def add(self, choice: Choice) -> torch.Tensor:
         """Append one token to every unfinished row; return the places in the batch that go on."""
         going = []
-        columns = (x.tolist() for x in (self.live, ids, logprobs, entropies))
+        if choice.head_ids.shape[-1]:
+            head = choice.head_ids.int().cpu().numpy(), choice.head_logprobs.cpu().numpy()
+            self.heads.append((self.live.numpy(), *head))
+        columns = (x.tolist() for x in (self.live, choice.ids, choice.logprobs, choice.entropies))
         for place, (row, token, logprob, entropy) in enumerate(zip(*columns, strict=True)):
             if self.stopped[row]:
                 continue
@@ -220,8 +251,18 @@ class _Rows:
     def completions(self) -> list[Completion]:
         """Return every row as drawn."""
         reasons = ("stop" if s else "length" for s in self.stopped)
-        drawn = zip(self.tokens, self.logprobs, reasons, self.entropies, strict=True)
-        return [Completion(t, lp, r, e) for t, lp, r, e in drawn]
+        drawn = zip(self.tokens, self.logprobs, reasons, self.entropies, self._heads(), strict=True)
+        return [Completion(t, lp, r, e, h) for t, lp, r, e, h in drawn]
+
+    def _heads(self) -> list[Head | None]:
+        """Return each row's head; finished rows may have stayed in the batch for longer than they have tokens."""
+        if not self.heads:
+            return [None] * len(self.tokens)
+        rows, ids, logprobs = (np.concatenate(x) for x in zip(*self.heads, strict=True))
+        order = np.argsort(rows, kind="stable")
+        starts = np.searchsorted(rows[order], np.arange(len(self.tokens)))
+        parts = (order[at : at + len(tokens)] for at, tokens in zip(starts, self.tokens, strict=True))
+        return [Head(ids[part], logprobs[part]) for part in parts]
 
 
 class CachedDecoder:

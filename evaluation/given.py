@@ -51,6 +51,12 @@ class ReportInput:
     """Of the base model, by benchmark."""
     arm_labels: dict[str, str]
     """Words for each arm, the control first."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """(control, treated) arms of the rule "drop", the question's first."""
+    top_k: int | None = None
+    """Size of the head that the treated arm uses, for result.json."""
+    wall_minutes: float | None = None
+    """Of all runs together, for result.json."""
     clean: dict[str, frozenset[str] | None] = field(default_factory=dict)
     """Problems of each benchmark that share no assert with training; None or absent: no such subset."""
     missing: tuple[str, ...] = ()

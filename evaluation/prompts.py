@@ -3,7 +3,8 @@
 `mbpp/1` shows a problem's text and the first of its asserts, which names the function (EVAL-116). Renderings:
 `chat` (EvalPlus's instruction inside the model's own chat template, thinking off), `docstring` (EvalPlus's form for
 base models: a file's docstring that the completion continues, with EvalPlus's stop strings) and `plain` (`toy/1`).
-There are no worked examples in a prompt: MBPP's usual ones, ids 2, 3 and 4, are MBPP+ problems (SPLIT-006).
+`gsm8k/1` and `sums/1` show the question alone, `chat` with an instruction to end with `#### NUMBER` (spec B). There are
+no worked examples in a prompt: MBPP's usual ones, ids 2, 3 and 4, are MBPP+ problems (SPLIT-006).
 
 Nothing here imports transformers: `resolve` reads a model folder's JSON files, and `check` compares what it found
 with the objects that a child process has really loaded.
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from evaluation.answers import find_answer, write_answer
 from evaluation.errors import InputError
 from evaluation.extraction import cut, fenced_program, strip_end_markers
 from evaluation.records import Problem, Record, sha256_json
@@ -25,6 +27,12 @@ INSTRUCTION = (
     "Please provide a self-contained Python script that solves the following problem in a markdown code block:"
 )
 """EvalPlus 0.3.1's instruction (`evalplus.codegen.run_codegen`)."""
+
+ANSWER_INSTRUCTION = (
+    "Solve the following problem step by step. Then give the final answer, a number without units, on a last line of "
+    "its own after ####, like this:\n#### 42"
+)
+"""Of `gsm8k/1`."""
 
 STOP_STRINGS = (
     "<|endoftext|>",
@@ -44,21 +52,30 @@ END_MARKERS = ("<|endoftext|>", "<|im_end|>", "</s>", "<|end_of_text|>", "<|eot_
 CHAT_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 """Tokens that end a chat turn: a stop id when the model's template writes it. Base models lack it in their configs."""
 
-RENDERINGS: dict[str, tuple[Rendering, ...]] = {"mbpp/1": ("chat", "docstring"), "toy/1": ("plain",)}
+RENDERINGS: dict[str, tuple[Rendering, ...]] = {
+    "mbpp/1": ("chat", "docstring"),
+    "toy/1": ("plain",),
+    "gsm8k/1": ("chat", "plain"),
+    "sums/1": ("plain",),
+}
 """Prompt names and the renderings each has."""
+
+PROMPTS = {name.partition("/")[0]: name for name in RENDERINGS}
+"""The prompt name of each training benchmark."""
 
 
 class PromptSpec(Record):
     """Everything between a problem and its program, but for the model: hashed into every manifest."""
 
-    name: Literal["mbpp/1", "toy/1"]
+    name: Literal["mbpp/1", "toy/1", "gsm8k/1", "sums/1"]
     rendering: Rendering
     instruction: str = ""
     """Words before the problem (`chat` only)."""
     stop_strings: tuple[str, ...] = ()
     """The completion ends before the first of them."""
-    extraction: Literal["fenced/1", "continue/1", "whole/1"]
-    """How a completion becomes a program: last defining fenced block, cut at the stop strings, or as it stands."""
+    extraction: Literal["fenced/1", "continue/1", "whole/1", "answer/1"]
+    """How a completion becomes a program: last defining fenced block, cut at the stop strings, as it stands; or the
+    final answer in it as a line `#### NUMBER`, empty where there is none (`evaluation/answers.py`)."""
     stop_ids: tuple[int, ...]
     """Union of the stop ids of tokenizer, config and generation config, and the chat end token; ascending."""
     end_markers: tuple[str, ...] = END_MARKERS
@@ -77,7 +94,7 @@ def resolve(model_dir: Path, *, name: str, rendering: str) -> PromptSpec:
 
     Args:
         model_dir: local folder with config.json and the tokenizer's files; weights are not read.
-        name: `mbpp/1` or `toy/1`.
+        name: one of `RENDERINGS`.
         rendering: one that the name has (`RENDERINGS`).
 
     Raises:
@@ -90,7 +107,7 @@ def resolve(model_dir: Path, *, name: str, rendering: str) -> PromptSpec:
         raise InputError("prompt", name, "no such prompt specification", f"use one of {', '.join(RENDERINGS)}")
     template = read_template(model_dir)
     if rendering == "chat" and template is None:
-        raise InputError("prompt", "chat", f"{model_dir} has no chat template", "use --prompt docstring")
+        raise InputError("prompt", "chat", f"{model_dir} has no chat template", f"use --prompt {RENDERINGS[name][-1]}")
     vocabulary, eos = _read_tokens(model_dir)
     ids = _collect_ids(
         _eos_ids(_read_json(model_dir / "config.json")),
@@ -103,9 +120,10 @@ def resolve(model_dir: Path, *, name: str, rendering: str) -> PromptSpec:
     return _build(name, rendering, ids, template, {i: t for t, i in vocabulary.items()})
 
 
-def default_rendering(model_dir: Path) -> Literal["chat", "docstring"]:
+def default_rendering(model_dir: Path, name: str = "mbpp/1") -> Rendering:
     """Return how a model that says nothing else is prompted: `chat` if its tokenizer has a template."""
-    return "docstring" if read_template(model_dir) is None else "chat"
+    known = RENDERINGS[name]
+    return "chat" if "chat" in known and read_template(model_dir) is not None else known[-1]
 
 
 def check(spec: PromptSpec, tokenizer: Any, config: Any, generation_config: Any) -> None:
@@ -148,17 +166,23 @@ def render(spec: PromptSpec, problem: Problem, apply_chat_template: Callable[...
 
     Args:
         spec: the specification.
-        problem: its text and, but for `plain`, its first assert are shown.
+        problem: its text and, of MBPP, its first assert are shown.
         apply_chat_template: the tokenizer's method; needed for `chat` only.
     """
     if spec.rendering == "plain":
         return problem.text + "\n"
+    if spec.extraction == "answer/1":
+        return _turn(f"{spec.instruction}\n\n{problem.text}", apply_chat_template)
     docstring = f'"""\n{problem.text}\n{problem.asserts[0]}\n"""\n'
     assert problem.entry_point in docstring, f"{problem.problem_id}: the prompt does not name {problem.entry_point}"
     if spec.rendering == "docstring":
         return docstring
+    return _turn(f"{spec.instruction}\n```\n{docstring.strip()}\n```\n", apply_chat_template)
+
+
+def _turn(message: str, apply_chat_template: Callable[..., Any] | None) -> str:
+    """Return a user's message in the model's own chat form, thinking off, ready for the answer."""
     assert apply_chat_template is not None, "the chat rendering needs the tokenizer's template"
-    message = f"{spec.instruction}\n```\n{docstring.strip()}\n```\n"
     return apply_chat_template(
         [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True, enable_thinking=False
     )
@@ -180,6 +204,8 @@ def extract(spec: PromptSpec, completion: str, problem: Problem) -> str:
     statements stay (EXTRACT-041 .. 043, 048).
     """
     text = cut(completion, spec.stop_strings)
+    if spec.extraction == "answer/1":
+        return write_answer(find_answer(strip_end_markers(text, spec.end_markers)))
     if spec.extraction == "fenced/1":
         text = fenced_program(strip_end_markers(text, spec.end_markers), problem.entry_point)
     return strip_end_markers(text, spec.end_markers)
@@ -208,12 +234,14 @@ def _build(
     name: str, rendering: str, ids: tuple[int, ...], template: str | None, texts: Mapping[int, str]
 ) -> PromptSpec:
     markers = (*END_MARKERS, *(texts[i] for i in ids if i in texts))
-    extraction = {"chat": "fenced/1", "docstring": "continue/1", "plain": "whole/1"}[rendering]
+    read = name in {"gsm8k/1", "sums/1"}
+    extraction = "answer/1" if read else {"chat": "fenced/1", "docstring": "continue/1", "plain": "whole/1"}[rendering]
+    instruction = ANSWER_INSTRUCTION if read else INSTRUCTION
     return PromptSpec.model_validate(
         {
             "name": name,
             "rendering": rendering,
-            "instruction": INSTRUCTION if rendering == "chat" else "",
+            "instruction": instruction if rendering == "chat" else "",
             "stop_strings": STOP_STRINGS if rendering == "docstring" else (),
             "extraction": extraction,
             "stop_ids": ids,

@@ -8,7 +8,7 @@ import json
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Record(BaseModel):
@@ -49,17 +49,17 @@ class Problem(Record):
     """One benchmark item in the shape all benchmarks share.
 
     A suite is either a tuple of input lists judged against the reference's outputs (EvalPlus's form) or, where
-    `base_inputs` is None, the asserts.
+    `base_inputs` is None, the asserts. A problem with an `answer` has neither: its one suite is the right number.
     """
 
     problem_id: str
-    """EvalPlus's task id, `Mbpp/2`; generated problems are `Toy/17`."""
+    """EvalPlus's task id, `Mbpp/2`; `Gsm8k/10368` is row 368 of the test file; generated ones are `Toy/17`."""
     text: str
     """The statement in words, without asserts, stripped."""
     entry_point: str
-    """Name of the function that the tests call."""
+    """Name of the function that the tests call; empty where there is none."""
     reference: str
-    """A program that solves it (LF line ends)."""
+    """A program that solves it (LF line ends), or a worked solution with its answer."""
     setup: str = ""
     """Code that MBPP runs before its asserts (`test_setup_code`)."""
     asserts: tuple[str, ...]
@@ -70,6 +70,8 @@ class Problem(Record):
     """Argument lists of the plus suite as stored in the file, or None: the problem has one suite."""
     atol: float = 0.0
     """Absolute tolerance of float comparison (EvalPlus)."""
+    answer: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The right number (`-1250`, `1/2`), where a completion is read and not run."""
 
     @property
     def number(self) -> int:

@@ -1,7 +1,7 @@
 """The report: the answer first, then the ladder, the curves and every number; scores.csv and finding.json beside it."""
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +9,13 @@ from evaluation.curves import Classified, classify
 from evaluation.files import PARTIAL, write_json, write_text
 from evaluation.findings import Finding, find, on_subset
 from evaluation.given import Cost, ReportInput, SampleShown
+from evaluation.markdown import Table, table
 from evaluation.page.document import report_page
+from evaluation.results import drop_result
 from evaluation.score_rows import COLUMNS, scores_csv
 from evaluation.scores import Score
 from evaluation.tables import (
-    Row,
-    Table,
-    answer_table,
+    answer_tables,
     arms_table,
     clean_text,
     contamination_table,
@@ -33,7 +33,7 @@ __all__ = ["COLUMNS", "Cost", "ReportInput", "SampleShown", "inline", "make_find
 
 
 def write_report(folder: Path, given: ReportInput) -> Finding:
-    """Write report.html, report.md, its pictures, scores.csv and finding.json to `folder`; return the finding."""
+    """Write report.html, report.md, its pictures, scores.csv, finding.json (and result.json) to `folder`; return it."""
     finding = make_finding(given)
     pictures = draw_pictures(given)
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,6 +44,9 @@ def write_report(folder: Path, given: ReportInput) -> Finding:
     write_text(folder / "scores.csv", scores_csv(given))
     write_json(folder / "finding.json", finding)
     write_text(folder / "report.html", report_page(given, finding, _classified(given)))
+    if finding.rule == "drop" and given.pairs:
+        base, how = given.base.get(given.primary), {"top_k": given.top_k, "wall_minutes": given.wall_minutes}
+        write_json(folder / "result.json", drop_result(given.runs, base, given.primary, given.pairs[0], **how))
     write_text(folder / "report.md", report_markdown(given, finding, {n: n for n in pictures}))
     return finding
 
@@ -76,6 +79,7 @@ def _find(given: ReportInput) -> Finding:
         protocol_sha256=given.protocols[0].sha256,
         registered_sha256=given.registered_sha256,
         arm_labels=given.arm_labels,
+        pairs=given.pairs,
         missing=given.missing,
         departures=given.departures,
         clusters=given.clusters(given.primary),
@@ -87,10 +91,10 @@ def draw_pictures(given: ReportInput) -> dict[str, bytes]:
     from evaluation.plots import plot_curves, plot_ladder
 
     base = given.base.get(given.primary)
-    return {
-        "ladder.png": plot_ladder(_classified(given), given.arm_labels),
-        "curves.png": plot_curves(given.runs, base, given.primary, given.arm_labels),
-    }
+    curves = {"curves.png": plot_curves(given.runs, base, given.primary, given.arm_labels)}
+    if given.criterion.rule == "drop":
+        return curves
+    return {"ladder.png": plot_ladder(_classified(given), given.arm_labels)} | curves
 
 
 def _classified(given: ReportInput) -> list[Classified]:
@@ -109,8 +113,8 @@ def report_markdown(given: ReportInput, finding: Finding, links: dict[str, str])
         f"# {given.experiment}",
         f"**{finding.sentence}**",
         f"Question: {given.question}",
-        f"![every run's class by rate and arm]({links['ladder.png']})",
-        table(answer_table(given, finding).rows),
+        *([f"![every run's class by rate and arm]({links['ladder.png']})"] if "ladder.png" in links else []),
+        *(_section(t) for t in answer_tables(given, finding)),
         clean_text(finding),
         _section(runs_table(given, finding)),
         *_signs(given),
@@ -139,12 +143,6 @@ def _lists(given: ReportInput, finding: Finding) -> Iterator[str]:
             yield f"## {title}\n\n" + "\n".join(f"- {x}" for x in lines)
     if given.provenance:
         yield "## Provenance\n\n" + table([("what", "value"), *given.provenance.items()])
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Return a Markdown table; the first row is its head."""
-    head, *body = [[str(c).replace("|", "\\|") for c in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
 
 def _signs(given: ReportInput) -> Iterator[str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.errors import IncompleteError, InputError
+from evaluation.exact import Judging, open_judge
 from evaluation.files import append_jsonl, read_jsonl, write_json, write_jsonl, write_text
-from evaluation.judge import Judge
 from evaluation.manifests import is_complete, write_manifest
 from evaluation.problems import read_problems
 from evaluation.program import read_record, run_program
@@ -97,7 +97,7 @@ class _Bench:
     """One benchmark's problems and judge, shared by every unit."""
 
     problems: list[Problem]
-    judge: Judge
+    judge: Judging
 
 
 @dataclass
@@ -147,10 +147,11 @@ class _Server:
         return self.benches[key]
 
     @staticmethod
-    def _judge(request: Request, problems: Sequence[Problem]) -> Judge:
+    def _judge(request: Request, problems: Sequence[Problem]) -> Judging:
         """Return a judge that leaves out the plus suite of what has failed base: only passing both counts here."""
         cache = Path(request.cache) if request.cache else None
-        return Judge(problems, suites="score", workers=request.judge_workers, cache=cache, caged=request.caged)
+        how = {"workers": request.judge_workers, "cache": cache, "caged": request.caged}
+        return open_judge(problems, suites="score", **how)
 
     def _engine(self, request: Request) -> Any:
         """Import the engine once; torch only comes in here."""

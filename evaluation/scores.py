@@ -40,9 +40,12 @@ class Counts(Record):
 EXCEPTED = frozenset({"Mbpp/61", "Mbpp/160", "Mbpp/271", "Mbpp/389", "Mbpp/599", "Mbpp/566"})
 """Problems whose EvalPlus verdict depends on the machine's speed, or (566) on what a worker ran before (spec)."""
 
+DISPUTED = frozenset({"Gsm8k/10368"})
+"""Golds that readers dispute (grade-school-math issue 25); scored against as they are."""
+
 
 class Apart(Record):
-    """The excepted problems of a score, and the score without them."""
+    """The excepted and the disputed problems of a score, and the score without them."""
 
     problems: tuple[str, ...]
     pass_at_1: dict[str, Estimate | None]
@@ -238,11 +241,12 @@ def _grouped(
 
 
 def _apart(score: Score) -> Apart | None:
-    others = frozenset(score.problems) - EXCEPTED
+    apart = EXCEPTED | DISPUTED
+    others = frozenset(score.problems) - apart
     if len(others) == len(score.problems) or not others:
         return None
     plus = None if score.pass_at_k["plus"] is None else score.estimate("plus", 1, others)
-    excepted = tuple(p for p in score.problems if p in EXCEPTED)
+    excepted = tuple(p for p in score.problems if p in apart)
     return Apart(problems=excepted, pass_at_1={"base": score.estimate("base", 1, others), "plus": plus})
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.errors import InputError
+from evaluation.exact import open_judge
 from evaluation.files import sha256_file, write_json, write_jsonl
-from evaluation.judge import Judge
 from evaluation.records import Outcome, Problem, Program, Record, Verdict
 from evaluation.scores import Score, build_score
 
@@ -60,7 +60,7 @@ def score_samples(
     counts = Counter(r.task_id for r in rows)
     _check_ks(ks, counts, partial)
     chosen = [known[t] for t in known if t in counts]
-    with Judge(chosen, workers=workers, cache=cache, caged=caged) as judge:
+    with open_judge(chosen, workers=workers, cache=cache, caged=caged) as judge:
         verdicts = judge.judge([Program(problem_id=r.task_id, source=r.source) for r in rows], progress)
     score = build_score(
         label=samples.name,
@@ -160,7 +160,12 @@ def _parse(path: Path, number: int, line: str) -> tuple[str, str, str, str | Non
 
 
 def prompt_of(problem: Problem) -> str:
-    """Return the text that EvalPlus puts before a `completion`: MBPP's docstring, HumanEval's head of the function."""
+    """Return the text that EvalPlus puts before a `completion`: MBPP's docstring, HumanEval's head of the function.
+
+    A completion that is read and not run has nothing before it.
+    """
+    if problem.answer is not None:
+        return ""
     if problem.problem_id.startswith("HumanEval/"):
         return problem.text
     return f'"""\n{problem.text}\n{problem.asserts[0]}\n"""\n'

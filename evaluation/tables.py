@@ -1,20 +1,20 @@
 """The tables of a report as rows of text, the first row their head: Markdown and the page show the same ones."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from evaluation.changes import SOLVED, Sharpening, ever_solved, forgetting, paired_difference, sharpening
 from evaluation.curves import RunEvidence
-from evaluation.findings import Finding, Limb
+from evaluation.drop_tables import drop_tables
+from evaluation.findings import Finding
 from evaluation.given import ReportInput
 from evaluation.ladders import rate_text
+from evaluation.markdown import Row, Table
 from evaluation.protocol import Protocol
 from evaluation.scores import Estimate, Score
 from evaluation.statistics import sampling_error, wilson_interval
 
-Row = tuple[str, ...]
 WINDOW = 10
 """Steps before and from an onset whose means are shown."""
 EVIDENCE = {
@@ -27,27 +27,17 @@ EVIDENCE = {
 """Columns of the step log that show how a run broke, and their words."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows under a title, and what one has to know to read them."""
-
-    title: str
-    rows: tuple[Row, ...]
-    note: str = ""
-
-
-def answer_table(given: ReportInput, finding: Finding) -> Table:
-    """Return the boundary of each arm and the shifts, or the limbs of the rule."""
+def answer_tables(given: ReportInput, finding: Finding) -> tuple[Table, ...]:
+    """Return the boundary of each arm and the shifts, or the limbs of the rule and what they rest on."""
     if finding.rule == "drop":
-        head = ("condition", "value", "interval over seeds", "threshold", "met")
-        return Table("The rule", (head, *(_limb_row(x) for x in finding.limbs)))
+        return tuple(drop_tables(given.runs, given.arm_labels, finding))
     rows: list[Row] = [("arm", "where it breaks")]
     rows += [(given.arm_labels[arm], b.text) for arm, b in finding.boundary.items()]
     for arm, found in finding.comparisons.items():
         rows.append((f"shift, {given.arm_labels[arm]}", f"{found.shift.replace('_', ' ')}: {found.text}"))
     if finding.min_detectable is not None:
         rows.append(("smallest shift that could have been seen", f"{finding.min_detectable:.2g} rungs"))
-    return Table("Where the arms break", tuple(rows))
+    return (Table("Where the arms break", tuple(rows)),)
 
 
 def headline(given: ReportInput, finding: Finding) -> str:
@@ -77,13 +67,6 @@ def clean_text(finding: Finding) -> str:
     changed = "; ".join(clean.changed) or "no run changes its class"
     answer = "the same answer" if clean.sentence == finding.sentence else clean.sentence
     return f"On the {clean.num_problems} problems that share no assert with training: {answer} ({changed})."
-
-
-def _limb_row(x: Limb) -> Row:
-    interval = "one seed, none" if x.low is None else f"{x.low:+.3f} to {x.high:+.3f}, {x.seeds} seeds"
-    value = "" if x.value is None else f"{x.value:+.3f}"
-    met = "unknown" if x.passed is None else "yes" if x.passed else "no"
-    return x.name, value, interval, f"{x.threshold:g}", met
 
 
 def runs_table(given: ReportInput, finding: Finding) -> Table:

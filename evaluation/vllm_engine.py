@@ -7,9 +7,11 @@ seeded requests need it off there.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from evaluation.engines import load_tokenizer, seeds_of
 from evaluation.errors import MachineError
-from evaluation.generation import Completion
+from evaluation.generation import Completion, Head
 from evaluation.prompts import PromptSpec
 from evaluation.protocol import Protocol
 from evaluation.request import Unit
@@ -81,6 +83,7 @@ def draw_seeded(
     temperature: float,
     top_p: float,
     on_done: Callable[[int, int, list[int]], None] | None = None,
+    top_k: int = 0,
 ) -> list[list[Completion]]:
     """Send U x n single requests and sort the answers back.
 
@@ -94,8 +97,10 @@ def draw_seeded(
         temperature: 0 is greedy.
         top_p: nucleus mass.
         on_done: told (prompt, index, token ids) of each sample as it is finished, while others are being drawn.
+        top_k: size of the head to keep at each position; 0 keeps none.
     """
     n = len(seeds[0]) if seeds else 0
+    _allow(engine, top_k)
     requests, parameters = [], []
     for prompt, row in zip(prompts, seeds, strict=True):
         for seed in row:
@@ -111,7 +116,7 @@ def draw_seeded(
                     stop=list(spec.stop_strings) or None,
                     include_stop_str_in_output=True,
                     ignore_eos=False,
-                    logprobs=LOGPROBS,
+                    logprobs=max(LOGPROBS, top_k),
                 )
             )
     # The engine makes ids unique by a suffix that its answers do not carry.
@@ -123,15 +128,29 @@ def draw_seeded(
             if not answer.finished:
                 continue
             row = place[answer.request_id]
-            answers[row] = _completion(answer.outputs[0])
+            answers[row] = _completion(answer.outputs[0], top_k)
             if on_done is not None:
                 on_done(row // n, row % n, answers[row].token_ids)
     drawn = [answers[row] for row in range(len(requests))]
     return [drawn[u * n : (u + 1) * n] for u in range(len(prompts))]
 
 
-def _completion(output: Any) -> Completion:
-    """Take the sampled token's log-prob by its id: the first by rank need not be it."""
+def _allow(engine: Any, top_k: int) -> None:
+    """Let the engine answer with so many log-probs: its limit is 20 unless whoever built it has raised it."""
+    config = engine.llm_engine.model_config
+    config.max_logprobs = max(config.max_logprobs, top_k)
+
+
+def _completion(output: Any, top_k: int) -> Completion:
+    """Take the sampled token's log-prob by its id, the first by rank need not be it; and the head by rank."""
     ids = list(output.token_ids)
     logprobs = [float(at[token].logprob) for token, at in zip(ids, output.logprobs, strict=True)]
-    return Completion(ids, logprobs, "stop" if output.finish_reason == "stop" else "length")
+    reason = "stop" if output.finish_reason == "stop" else "length"
+    return Completion(ids, logprobs, reason, head=_head(output.logprobs, top_k) if top_k else None)
+
+
+def _head(positions: Sequence[Any], top_k: int) -> Head:
+    """Return the `top_k` likeliest tokens; beside them a position also has the sampled one, wherever it ranks."""
+    ranked = [sorted(at.items(), key=lambda entry: entry[1].rank)[:top_k] for at in positions]
+    ids = np.array([[token for token, _ in at] for at in ranked], dtype=np.int32)
+    return Head(ids, np.array([[entry.logprob for _, entry in at] for at in ranked], dtype=np.float32))

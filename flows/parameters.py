@@ -18,6 +18,9 @@ from training.experiment import Experiment
 MAX_SEEDS = 1000
 """More is a slip of the finger: a grid of tens of thousands of cells."""
 
+FILES = {"mbpp": ("mbpp", "mbpp_plus"), "gsm8k": ("gsm8k",)}
+"""The parameters that name local files of each benchmark; others generate their problems."""
+
 Text = Annotated[str, Field(min_length=1)]
 ExperimentName = Annotated[str, Field(json_schema_extra={"enum": [*EXPERIMENTS]})]
 ModelName = Annotated[str, Field(json_schema_extra={"enum": [*MODELS]})]
@@ -43,6 +46,7 @@ class Parameters(Record):
     mbpp: Text | None = None
     mbpp_plus: Text | None = None
     gsm8k: Text | None = None
+    """Folder of GSM8K's files; None is the hub's."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -51,9 +55,11 @@ class Parameters(Record):
                 "experiment", self.experiment, "unknown experiment", f"use one of {', '.join(sorted(EXPERIMENTS))}"
             )
         _ = self.grid
-        for field in ("mbpp", "mbpp_plus") if self.spec.benchmark == "toy" else ():
+        for field in {"mbpp", "mbpp_plus", "gsm8k"} - set(FILES.get(self.spec.benchmark, ())):
             if (given := getattr(self, field)) is not None:
-                raise InputError(field, given, f"{self.experiment} generates its problems", "leave it out")
+                generates = self.spec.benchmark not in FILES
+                reason = "generates its problems" if generates else f"trains on {self.spec.benchmark}"
+                raise InputError(field, given, f"{self.experiment} {reason}", "leave it out")
         return self
 
     @property

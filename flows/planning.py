@@ -137,7 +137,7 @@ def cell_hours(cell: Cell, rates: Rates) -> float:
     """Return the hours that one slot trains a cell."""
     completion = min(rates["completion_tokens"], cell.grpo.max_new_tokens)
     rollouts = cell.grpo.prompts_per_step * cell.grpo.rollouts_per_prompt
-    replayed = sum(t.draws for t in cell.terms)
+    replayed = cell.replay.draws if cell.replay else 0
     sampling_s = max(
         rollouts * completion / rates["sampling_tokens_per_s"], cell.grpo.max_new_tokens * rates["decode_step_s"]
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 from prefect import task
 
 from evaluation.errors import IncompleteError, MachineError
+from evaluation.exact import audit as audit_judge
+from evaluation.exact import open_judge
 from evaluation.files import sha256_file, write_json
-from evaluation.judge import JUDGE_VERSION, Judge
-from evaluation.judge.audit import audit as audit_judge
 from evaluation.problems import Prepared, prepare, read_problems
 from evaluation.prompts import PromptSpec
 from evaluation.records import Problem, Program
@@ -49,10 +49,12 @@ def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, s
 
 
 @task(name="split", task_run_name="split {experiment.benchmark}", **ONCE_EACH)
-def split(experiment: Experiment, out: Path, mbpp: str | None, mbpp_plus: str | None) -> Prepared:
+def split(
+    experiment: Experiment, out: Path, mbpp: str | None, mbpp_plus: str | None, gsm8k: str | None = None
+) -> Prepared:
     """Write the problems of every part and the split that defines them."""
     benchmarks = [p.benchmark for p in experiment.protocols]
-    return prepare(experiment.benchmark, experiment.data_seed, benchmarks, out, mbpp, mbpp_plus)
+    return prepare(experiment.benchmark, experiment.data_seed, benchmarks, out, mbpp, mbpp_plus, gsm8k)
 
 
 @task(name="base model", task_run_name="find {model.name}", **ONCE_EACH)
@@ -78,21 +80,19 @@ def audit_work(work: Work) -> str:
     scored = {p.benchmark: p.num_problems for p in work.experiment.protocols}
     parts = {"train": work.prepared.train, **{b: work.prepared.benchmarks[b] for b in scored}}
     hashes = {name: f"{sha256_file(Path(p))} first {scored.get(name)}" for name, p in parts.items()}
-    seen = {"judge": JUDGE_VERSION, **hashes}
+    problems = {name: read_problems(Path(p))[: scored.get(name)] for name, p in parts.items()}
+    version, checks = audit_judge(problems["train"], settings().caged)
+    seen = {"judge": version, **hashes}
     done = work.runs / "data" / "audit.json"
     strange = [p.prompt for p in work.experiment.protocols if p.prompt != work.prompt.name]
     if strange:
         raise IncompleteError(f"prompt={strange[0]}: scored with another prompt than {work.prompt.name}, trained with")
-    checks = audit_judge(settings().caged)
     failed = [c for c in checks if not c.ok]
     if failed:
         raise IncompleteError(f"judge={failed[0].name}: {failed[0].detail}; do not train with this judge")
     if _seen(done) == seen:
         return f"{len(checks)} cheats refused; references as audited before"
-    counts = {
-        name: _audit_references(name, read_problems(Path(p))[: scored.get(name)], work.runs)
-        for name, p in parts.items()
-    }
+    counts = {name: _audit_references(name, found, work.runs) for name, found in problems.items()}
     write_json(done, {"schema": "audit/1", "seen": seen, "references": counts})
     return f"{len(checks)} cheats refused; references pass: {counts}"
 
@@ -108,7 +108,7 @@ def _seen(path: Path) -> object:
 def _audit_references(name: str, problems: list[Problem], runs: Path) -> int:
     programs = [Program(problem_id=p.problem_id, source=p.reference) for p in problems]
     suites = "reward" if name == "train" else "both"
-    with Judge(problems, suites=suites, cache=runs / "data" / "references", caged=settings().caged) as judge:
+    with open_judge(problems, suites=suites, cache=runs / "data" / "references", caged=settings().caged) as judge:
         verdicts = judge.judge(programs)
     failed = [v for v in verdicts if not v.passed]
     for verdict in failed:

@@ -46,11 +46,16 @@ def evidence(store: Store, experiment: Experiment, cell: Cell) -> RunEvidence:
         onset_step=result.onset_step if result is not None else None,
         scores=scores,
         signs=tuple(f"{s.name.replace('_', ' ')}: {s.detail}" for s in result.signs) if result is not None else (),
-        figures={
-            k: tuple(_number(r.get(k)) for r in rows) for k in (*EVIDENCE, "seconds") if any(k in r for r in rows)
-        },
+        figures=_figures(rows),
         sources=tuple(sources),
     )
+
+
+def _figures(rows: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """Return the columns of the step log that a report shows; those of sampler and learner where it has them."""
+    flat = [r | (r.get("sampler") or {}) for r in rows]
+    names = dict.fromkeys((*EVIDENCE, "head_mass", "seconds"))
+    return {k: tuple(_number(r.get(k)) for r in flat) for k in names if any(k in r for r in flat)}
 
 
 def _number(value: object) -> float:

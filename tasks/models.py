@@ -7,7 +7,7 @@ from pathlib import Path
 from evaluation.errors import MachineError
 from evaluation.files import sha256_file
 from evaluation.manifests import list_files
-from evaluation.prompts import PromptSpec, resolve
+from evaluation.prompts import PROMPTS, PromptSpec, resolve
 from evaluation.records import Record, sha256_json
 from tasks.launch import run_to_end
 from training.cell import Model
@@ -66,5 +66,4 @@ def _hub(model: Model) -> ModelFiles:
 
 def prompt_of(model: Model, files: ModelFiles, benchmark: str) -> PromptSpec:
     """Return the prompt specification that training and evaluation share."""
-    name = "toy/1" if benchmark == "toy" else "mbpp/1"
-    return resolve(Path(files.prompt_dir), name=name, rendering=model.rendering)
+    return resolve(Path(files.prompt_dir), name=PROMPTS[benchmark], rendering=model.rendering)

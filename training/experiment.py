@@ -9,7 +9,9 @@ from evaluation.errors import InputError
 from evaluation.findings import Criterion
 from evaluation.protocol import Protocol
 from evaluation.records import Record, sha256_json
-from training.cell import ARMS, MODELS, Cell, Grpo, Replay
+from training.arms import ARMS, Replay, Term
+from training.cell import MODELS, Cell
+from training.grpo import Grpo
 
 
 class Experiment(Record):
@@ -20,9 +22,9 @@ class Experiment(Record):
     model: str
     """Default model; the flow parameter `model` may name another."""
     benchmark: str
-    """Token of the training benchmark: `mbpp` or `toy`."""
+    """Token of the training benchmark: `mbpp`, `toy`, `gsm8k` or `sums`."""
     data_seed: int = 0
-    """Seed of generated problems (`toy` only)."""
+    """Seed of generated problems (`toy` and `sums`)."""
     num_training_problems: int = Field(ge=1)
     arms: tuple[str, ...]
     lrs: tuple[float, ...]
@@ -36,27 +38,39 @@ class Experiment(Record):
     protocols: tuple[Protocol, ...] = Field(min_length=1)
     """The first is the primary one: the finding rests on it."""
     criterion: Criterion
+    departures: tuple[str, ...] = ()
+    """Where what is declared departs from what was asked, told with every finding."""
+    budget_minutes: int | None = Field(default=None, ge=1)
+    """Wall time of all runs together; what is not trained by then is incomplete."""
     needs_gpu: bool
     scale: Literal["full", "demo"] = "demo"
 
     @model_serializer(mode="wrap")
-    def _without_lora(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the rank out where there is none, as cells do: what was registered before stays what it was."""
-        data = handler(self)
-        return data if self.lora_rank is not None else {k: v for k, v in data.items() if k != "lora_rank"}
+    def _without_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out later fields that say nothing, as cells do: what was registered before stays what it was."""
+        later = {"lora_rank", "departures", "budget_minutes"}
+        return {k: v for k, v in handler(self).items() if v or k not in later}
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         for arm in self.arms:
             if arm not in ARMS:
                 raise ValueError(f"arm={arm}: unknown; use one of {', '.join(sorted(ARMS))}")
+        if self.criterion.rule == "drop" and len(self.arms) % 2:
+            raise ValueError(
+                f"arms={len(self.arms)}: the rule drop compares pairs, plain arm first; name an even number"
+            )
         names = [c.name for c in self.cells()]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"cells={twice[0]}: planned twice; name every arm and rate once")
         return self
 
     def cells(
-        self, model: str | None = None, num_seeds: int | None = None, names: Sequence[str] | None = None
+        self,
+        model: str | None = None,
+        num_seeds: int | None = None,
+        names: Sequence[str] | None = None,
+        backend: Literal["local", "tinker"] = "local",
     ) -> tuple[Cell, ...]:
         """Return the grid: arm x rate x seed, rates ascending; `names` keeps those cells only.
 
@@ -80,6 +94,8 @@ class Experiment(Record):
                 stride=self.stride,
                 terms=tuple(_sized(t, self.replay_draws) for t in ARMS[arm].terms),
                 grpo=self.grpo,
+                mismatch=ARMS[arm].mismatch,
+                backend=backend,
                 lora_rank=self.lora_rank,
             )
             for seed in range(seeds)
@@ -97,10 +113,15 @@ class Experiment(Record):
         return tuple(known[n] for n in dict.fromkeys(names))
 
     @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """(plain, treated) arms of the rule "drop": the question's pair first, then the controls'."""
+        return tuple(zip(self.arms[::2], self.arms[1::2], strict=True)) if self.criterion.rule == "drop" else ()
+
+    @property
     def sha256(self) -> str:
         """Identity of what was registered before training."""
         return sha256_json(self)
 
 
-def _sized(term: Replay, draws: int) -> Replay:
-    return term.replace(draws=draws)
+def _sized(term: Term, draws: int) -> Term:
+    return term.replace(draws=draws) if isinstance(term, Replay) else term

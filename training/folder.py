@@ -12,7 +12,8 @@ from evaluation.files import PARTIAL
 from evaluation.manifests import MANIFEST, Revisions
 from evaluation.prompts import PromptSpec
 from evaluation.records import Record
-from training.cell import Cell, Grpo, Identity
+from training.cell import Cell, Identity
+from training.grpo import Grpo
 from training.reporters import Reporter
 from training.signs import Sign
 

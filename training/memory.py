@@ -22,13 +22,14 @@ SPARE = 0.8
 """Of what is left: the rest is fragmentation, and the error of the estimate."""
 
 
-def bytes_per_position(config: Any, width: int = 2) -> int:
+def bytes_per_position(config: Any, width: int = 2, top_k: int = 0) -> int:
     """Return what one token of one row holds in the backward pass with gradient checkpointing.
 
     Args:
         config: of a decoder in Hugging Face's names (hidden_size, intermediate_size, num_hidden_layers,
             num_attention_heads, num_key_value_heads, and head_dim where it is not their quotient).
         width: bytes of a number, 2 in bf16.
+        top_k: size of the sampler's head, where the score is centred: a row of the head's weights each.
     """
     hidden, heads = config.hidden_size, config.num_attention_heads
     head = getattr(config, "head_dim", None) or hidden // heads
@@ -38,7 +39,7 @@ def bytes_per_position(config: Any, width: int = 2) -> int:
     layer = 2 * width * (attention + mlp)  # with a gradient for each
     kept = width * config.num_hidden_layers * hidden
     head_in_fp32 = 2 * 4 * hidden
-    return kept + layer + head_in_fp32
+    return kept + layer + head_in_fp32 + (2 * width * (top_k + 1) * hidden if top_k else 0)
 
 
 def micro_batch_for(
@@ -52,6 +53,8 @@ def micro_batch_for(
     sampler_share: float = 0.0,
     width: int = 2,
     several: bool = False,
+    own_sampler: bool = False,
+    top_k: int = 0,
 ) -> int:
     """Return how many rows of `positions` tokens fit, at least 1 where the weights themselves fit.
 
@@ -65,11 +68,13 @@ def micro_batch_for(
         sampler_share: part of the device that a vLLM engine in this process takes for itself.
         width: bytes of a number.
         several: whether several processes train the cell.
+        own_sampler: whether the sampler has weights of its own (a mismatch).
+        top_k: as of `bytes_per_position`.
 
     Raises:
         MachineError: weights, gradients and moments alone are more than the device has.
     """
-    fixed = fixed_bytes(parameters, trained, replay=replay, several=several)
+    fixed = fixed_bytes(parameters, trained, replay=replay, several=several, own_sampler=own_sampler)
     left = memory * (1 - sampler_share) - fixed
     if left <= 0:
         share = f"{memory * (1 - sampler_share) / 1e9:.0f} GB" + (" beside vLLM" if sampler_share else "")
@@ -79,7 +84,7 @@ def micro_batch_for(
             f"weights, gradients and moments of {trained / 1e9:.1f} B trained parameters take {fixed / 1e9:.0f} GB",
             "use a larger GPU, or train adapters (`lora_rank` of the experiment)",
         )
-    return max(1, int(SPARE * left / (positions * bytes_per_position(config, width))))
+    return max(1, int(SPARE * left / (positions * bytes_per_position(config, width, top_k))))
 
 
 def sized(runtime: Runtime, cell: Cell, model: Any, longest_prompt: int) -> Runtime:
@@ -94,11 +99,13 @@ def sized(runtime: Runtime, cell: Cell, model: Any, longest_prompt: int) -> Runt
         memory=torch.cuda.get_device_properties(torch.device(runtime.device)).total_memory,
         parameters=sum(n for n, _ in sizes),
         trained=sum(n for n, trained in sizes if trained),
-        replay=bool(cell.terms),
+        replay=cell.replay is not None,
         positions=longest_prompt + cell.grpo.max_new_tokens,
         sampler_share=VLLM_SHARE if runtime.sampler == "vllm" else 0.0,
         width=2 if cell.grpo.compute_dtype == "bfloat16" else 4,
         several=runtime.num_processes > 1,
+        own_sampler=cell.mismatch is not None,
+        top_k=cell.center.top_k if cell.center else 0,
     )
     rows = min(agreed(runtime).gather([rows]))
     logger.info("micro-batches of %d completions, by the memory of the device", rows)

@@ -1,10 +1,24 @@
-"""Loss terms as pure tensor functions. Axes: B sequence, T token, V vocabulary, N = B x T."""
+"""Loss terms as pure tensor functions. Axes: B sequence, T token, V vocabulary, K the sampler's head, N = B x T.
+
+Score centering (arXiv 2609.20807, equations 9, 12, 14), p the learner's and q the sampler's probabilities, y the token:
+
+    loss = -A [ sg(w(p_y / q_y)) log p_y - sum over v in H of sg(q_v w(p_v / q_v) - alpha p_v) log p_v ]
+
+The sum is what the first part is expected to be over the sampler's tokens, with the tail outside of H modelled as the
+learner's own times rho. Where p = q it is zero. With w(r) = r it is zero whatever p and q are.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+Weight = Literal["one", "tis2"]
+TRUNCATED_AT = 2.0
+TAIL_FLOOR = 1e-6
+"""The paper's epsilon: neither tail is taken for less."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,72 @@ def next_token_logprobs(logits_BTV: torch.Tensor, ids_BT: torch.Tensor, temperat
         logits_BTV = logits_BTV / temperature
     loss_N = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1).float(), ids_BT.flatten(), reduction="none")
     return -loss_N.view_as(ids_BT)
+
+
+def head_logprobs(
+    logits_BTV: torch.Tensor,
+    ids_BT: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    head_BTK: torch.Tensor,
+    temperature: float,
+) -> torch.Tensor:
+    """Return (B, T, K) log-probabilities of the head's tokens, without another pass over the vocabulary.
+
+    They differ from the token's own (B, T) log-probability by the difference of two logits.
+    """
+    both_BTK = logits_BTV.gather(-1, torch.cat([head_BTK, ids_BT[..., None]], -1)).float() / temperature
+    return both_BTK[..., :-1] - both_BTK[..., -1:] + logprobs_BT[..., None]
+
+
+def head_logprobs_from_hidden(
+    hidden_BTD: torch.Tensor,
+    head_weight_VD: torch.Tensor,
+    ids_BT: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    head_BTK: torch.Tensor,
+    temperature: float,
+) -> torch.Tensor:
+    """Return the same where the logits of the whole vocabulary are never there (TRL's fused head).
+
+    All K + 1 logits come from one product, in the hidden states' dtype as the fused head's are: their rounding then
+    cancels in the difference where it is that of the sum.
+    """
+    rows_BTKD = head_weight_VD[torch.cat([head_BTK, ids_BT[..., None]], -1)].to(hidden_BTD.dtype)
+    both_BTK = torch.einsum("btd,btkd->btk", hidden_BTD, rows_BTKD).float() / temperature
+    return both_BTK[..., :-1] - both_BTK[..., -1:] + logprobs_BT[..., None]
+
+
+def importance(ratio: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Return w(ratio): 1, or the ratio truncated at 2."""
+    return torch.ones_like(ratio) if weight == "one" else ratio.clamp(max=TRUNCATED_AT)
+
+
+def policy_gradient(
+    logprobs_BT: torch.Tensor, sampled_BT: torch.Tensor, advantages_B: torch.Tensor, weight: Weight
+) -> torch.Tensor:
+    """Return each token's -A w(p/q) log p, w without a gradient; `sampled` are the sampler's log q."""
+    ratio = (logprobs_BT.detach() - sampled_BT).exp()
+    return -advantages_B[:, None] * importance(ratio, weight) * logprobs_BT
+
+
+def centering(
+    learner_BTK: torch.Tensor, sampler_BTK: torch.Tensor, advantages_B: torch.Tensor, weight: Weight
+) -> torch.Tensor:
+    """Return what centering adds to each token's loss; only its gradient has a meaning.
+
+    Args:
+        learner_BTK: log p of the head's tokens.
+        sampler_BTK: log q of them.
+        advantages_B: not divided by the group's standard deviation, which the paper's derivation does not have.
+        weight: the w of the policy gradient.
+    """
+    with torch.no_grad():
+        p, q = learner_BTK.exp(), sampler_BTK.exp()
+        rho = (1 - q.sum(-1)).clamp(min=TAIL_FLOOR) / (1 - p.sum(-1)).clamp(min=TAIL_FLOOR)
+        alpha = rho * importance(1 / rho, weight)
+        ratio = (learner_BTK - sampler_BTK).exp()
+        coefficients = q * importance(ratio, weight) - alpha[..., None] * p
+    return advantages_B[:, None] * (coefficients * learner_BTK).sum(-1)
 
 
 def mean_token_nll(logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, num_tokens: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation.records import Record
-from training.cell import Replay
+from training.arms import Replay
 
 FLOOR = 0.01
 """A problem always solved is still drawn now and then."""

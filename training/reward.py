@@ -1,4 +1,4 @@
-"""The reward of a rollout: 1 if its program passes the problem's asserts, judged outside the program, else 0.
+"""The reward of a rollout: 1 if its program passes the problem's asserts, or its answer is the right number, else 0.
 
 Rollouts are judged as they finish, beside the drawing of the others; a verdict depends on neither order nor company.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from evaluation.errors import IncompleteError
-from evaluation.judge import Judge
+from evaluation.exact import Judging
 from evaluation.prompts import PromptSpec, extract
 from evaluation.records import Outcome, Problem, Program, Verdict
 
@@ -28,7 +28,7 @@ class RewardStream:
 
     def __init__(
         self,
-        judge: Judge,
+        judge: Judging,
         spec: PromptSpec,
         problems: dict[str, Problem],
         decode: Callable[[Sequence[Sequence[int]]], list[str]],

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from evaluation.files import PARTIAL
 from evaluation.generation import Completion, NonFiniteLogits, row_seed, sample
 from evaluation.prompts import PromptSpec, stopped
-from training.cell import Grpo
+from training.grpo import Grpo
 from training.lora import plain
 
 
@@ -42,6 +42,7 @@ def draw_step(
     seed: int,
     step: int,
     on_done: Callable[[int, int, list[int]], None] | None = None,
+    top_k: int = 0,
 ) -> list[list[Completion]]:
     """Draw a group for each prompt; the random stream is a function of (seed, step, problem, index).
 
@@ -55,6 +56,7 @@ def draw_step(
         seed: the cell's.
         step: optimizer steps done.
         on_done: told (prompt, index, token ids) of rollouts that are finished while others are being drawn.
+        top_k: how many of the likeliest tokens are kept at each position.
 
     Raises:
         NonFiniteLogits: the policy's output is not finite.
@@ -62,7 +64,7 @@ def draw_step(
     seeds = [[row_seed(seed, f"step {step}", p, i) for i in range(grpo.rollouts_per_prompt)] for p in problem_ids]
     sampler = plain(sampler)
     if not isinstance(sampler, PreTrainedModel):
-        return _draw_vllm(sampler, spec, grpo, prompts, seeds, on_done)
+        return _draw_vllm(sampler, spec, grpo, prompts, seeds, on_done, top_k)
     stop_text = (lambda ids: stopped(spec, tokenizer.decode(ids))) if spec.stop_strings else None
     return sample(
         sampler,
@@ -75,6 +77,7 @@ def draw_step(
         pad_id=tokenizer.pad_token_id,
         stop_text=stop_text,
         on_done=on_done,
+        top_k=top_k,
     )
 
 
@@ -85,6 +88,7 @@ def _draw_vllm(
     prompts: Sequence[Sequence[int]],
     seeds: Sequence[Sequence[int]],
     on_done: Callable[[int, int, list[int]], None] | None,
+    top_k: int,
 ) -> list[list[Completion]]:
     """Draw with TRL's colocated vLLM, a request and a seed a rollout: TRL's own call gives a whole group one seed.
 
@@ -104,6 +108,7 @@ def _draw_vllm(
         temperature=grpo.temperature,
         top_p=grpo.top_p,
         on_done=on_done,
+        top_k=top_k,
     )
     if not all(math.isfinite(x) for group in drawn for c in group for x in c.logprobs):
         raise NonFiniteLogits("vLLM reports a log-probability that is not finite")

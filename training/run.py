@@ -75,6 +75,11 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
     if cell_file.cell.grpo.compute_dtype == "bfloat16" and not cuda:
         raise MachineError("device", runtime.device, "bfloat16 cells are trained on a GPU", "set device to cuda")
     runtime.share(cell_file.cell.grpo)
+    if cell_file.cell.mismatch and runtime.sampler == "vllm":
+        reason = f"the arm {cell_file.cell.arm} has a sampler of its own, which vLLM's weights would not be"
+        raise InputError("sampler", runtime.sampler, reason, "use transformers")
+    if cell_file.cell.backend == "tinker":
+        raise InputError("backend", "tinker", "is not trained here", "use `python -m training.tinker_run FOLDER`")
     return cell_file, runtime
 
 
@@ -96,7 +101,7 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
     import torch
     from transformers import logging as transformers_logging
 
-    from evaluation.judge import Judge
+    from evaluation.exact import open_judge
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -120,7 +125,7 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
     if len(problems) < cell.grpo.prompts_per_step:
         reason = f"has {len(problems)} problems, fewer than the {cell.grpo.prompts_per_step} of a step"
         raise InputError("problems_path", runtime.problems_path, reason, "use the whole split")
-    with Judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
+    with open_judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
         _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, resume)
 
 

@@ -26,7 +26,10 @@ LENGTH_FRACTION = 0.9
 TRUNCATED_FRACTION = 0.9
 """Share of completions cut off by the limit: whatever the others do, nine of ten cannot be programs."""
 
-SignName = Literal["empty_reward", "constant_reward", "entropy_collapse", "length_explosion"]
+HEAD_MASS = 0.99
+"""Of the sampler's probability on the tokens that score centering keeps: what is outside of them is only modelled."""
+
+SignName = Literal["empty_reward", "constant_reward", "entropy_collapse", "length_explosion", "thin_head"]
 Row = Mapping[str, Any]
 
 
@@ -89,6 +92,13 @@ def _rules(max_new_tokens: int) -> tuple[_Rule, ...]:
                 f"{_mean(rs, 'mean_tokens'):.0f} of {max_new_tokens} tokens, {_mean(rs, 'truncated_fraction'):.0%} cut"
             ),
         ),
+        # A declared threshold, not an estimate: one step below it is enough.
+        _Rule(
+            "thin_head",
+            1,
+            lambda r: _head_mass(r) < HEAD_MASS,
+            lambda rs: f"the kept tokens have {min(map(_head_mass, rs)):.4f} of the sampler's probability",
+        ),
     )
 
 
@@ -119,6 +129,11 @@ def _constant(row: Row) -> bool:
 def _constant_words(stretch: Sequence[Row]) -> str:
     seen = {_number(row, "reward") for row in stretch}
     return f"every reward is {seen.pop():g}" if seen in ({0.0}, {1.0}) else "every group's rewards are alike"
+
+
+def _head_mass(row: Row) -> float:
+    """Return the mean mass of the sampler's head; NaN where none was kept."""
+    return _number(row.get("sampler") or {}, "head_mass")
 
 
 def _mean(rows: Sequence[Row], key: str) -> float:

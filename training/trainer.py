@@ -11,6 +11,7 @@ What is overridden, and why (tests/training/test_trl_pins.py fails when TRL chan
   (`training/buckets.py`).
 - `_get_per_token_logps_and_entropies`, on a CPU: the head where a completion's tokens are predicted, once, and no
   entropy, which the sampler has told. TRL's fused head takes every position there, and twice.
+- `_compute_loss`, of the policy-gradient form alone: TRL's has no ratio to the sampler without clipping, and no head.
 - `training_step`: replay's own micro-batches, in the same optimizer step, before the gradient is clipped.
   Several processes sample, judge and replay a share each; the figures and rollouts that are kept are everybody's.
 - `_save_checkpoint`: resume states whole or absent, and the published checkpoint after its resume state.
@@ -30,15 +31,24 @@ from transformers import PrinterCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from evaluation.judge import Judge
+from evaluation.exact import Judging
 from evaluation.prompts import prompt_ids, render
 from evaluation.records import Outcome, Problem
 from training.buckets import arrange
+from training.centering import PolicyGradient, hidden_states
 from training.config import grpo_config
 from training.folder import CellFile, RunFolder, Runtime
-from training.lora import sync_out_of_place
+from training.lora import plain, sync_out_of_place
 from training.memory import sized
-from training.objectives import GradientPart, collate, mean_token_nll, next_token_logprobs
+from training.mismatch import SamplerCopy
+from training.objectives import (
+    GradientPart,
+    collate,
+    head_logprobs,
+    head_logprobs_from_hidden,
+    mean_token_nll,
+    next_token_logprobs,
+)
 from training.order import EpochSampler, stream_seed
 from training.processes import agreed
 from training.replay import Draw, ReplayBuffer, Stocked
@@ -57,7 +67,7 @@ class CellTrainer(GRPOTrainer):
         runtime: Runtime,
         folder: RunFolder,
         problems: list[Problem],
-        judge: Judge,
+        judge: Judging,
         model: Any,
         tokenizer: Any,
         callbacks: list[Any],
@@ -70,8 +80,11 @@ class CellTrainer(GRPOTrainer):
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
         longest_prompt = max(map(len, self.prompt_tokens.values()))
         self.runtime = sized(runtime, cell, model, longest_prompt)
-        self.term = cell.terms[0] if cell.terms else None
+        self.term = cell.replay
         self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
+        top_k = cell.center.top_k if cell.center else 0
+        self.policy_gradient = PolicyGradient(cell.grpo.importance, top_k) if cell.grpo.importance else None
+        self.sampler_copy = SamplerCopy(cell.mismatch, model) if cell.mismatch else None
         self.first_epoch = 0
         self.row: dict[str, Any] = {}
         self.step_rollouts: list[Rollout] = []
@@ -137,6 +150,9 @@ class CellTrainer(GRPOTrainer):
         torch.manual_seed(stream_seed(self.args.seed, self.state.global_step, "trl"))
         out = super()._generate_and_score_completions(inputs)
         self._record(inputs, out["advantages"].tolist())
+        if self.policy_gradient is not None:
+            width = out["completion_ids"].shape[1]
+            out |= self.policy_gradient.tensors(self.completions, width, self.accelerator.device)
         return out
 
     def _record(self, inputs: list[dict[str, Any]], advantages: list[float]) -> None:
@@ -195,10 +211,41 @@ class CellTrainer(GRPOTrainer):
         whole = super()._get_per_token_logps_and_entropies
         if not (self.runtime.lean_head and input_ids.device.type == "cpu") or kwargs.get("compute_aux_loss"):
             return whole(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
-        with self.accelerator.autocast():
-            out = model(input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep + 1)
-        logprobs = next_token_logprobs(out.logits[:, :-1], input_ids[:, -logits_to_keep:], self.temperature)
+        logits = self._completion_logits(model, input_ids, attention_mask, logits_to_keep)
+        logprobs = next_token_logprobs(logits, input_ids[:, -logits_to_keep:], self.temperature)
         return logprobs, torch.zeros_like(logprobs) if kwargs.get("compute_entropy") else None, None
+
+    def _completion_logits(self, model: Any, ids: torch.Tensor, attention: torch.Tensor, keep: int) -> torch.Tensor:
+        """Return (B, keep, V): the logits that the last `keep` tokens were drawn from."""
+        with self.accelerator.autocast():
+            return model(input_ids=ids, attention_mask=attention, logits_to_keep=keep + 1).logits[:, :-1]
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        if self.policy_gradient is None:
+            return super()._compute_loss(model, inputs)
+        logprobs, head = self._with_head(model, inputs)
+        normaliser = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
+        return self.policy_gradient.loss(inputs, logprobs, head) / normaliser
+
+    def _with_head(self, model: Any, inputs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the learner's log-probs of the tokens, and of the sampler's head where the score is centred."""
+        tokens, head = inputs["completion_ids"], inputs.get("head_ids")
+        ids = torch.cat([inputs["prompt_ids"], tokens], 1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        keep, lean = tokens.shape[1], self.runtime.lean_head and tokens.device.type == "cpu"
+        if head is None:
+            return self._get_per_token_logps_and_entropies(model, ids, attention, keep)[0], None
+        if lean:
+            logits = self._completion_logits(model, ids, attention, keep)
+            logprobs = next_token_logprobs(logits, tokens, self.temperature)
+            return logprobs, head_logprobs(logits, tokens, logprobs, head, self.temperature)
+        policy = self.accelerator.unwrap_model(model)
+        with hidden_states(policy) as seen:
+            logprobs = self._get_per_token_logps_and_entropies(model, ids, attention, keep)[0]
+        weight = plain(policy).get_output_embeddings().weight
+        hidden = seen[0][:, -keep - 1 : -1]
+        with self.accelerator.autocast():
+            return logprobs, head_logprobs_from_hidden(hidden, weight, tokens, logprobs, head, self.temperature)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Take a micro-batch; after the last of the step, add the replayed rollouts' gradient to it."""
@@ -208,6 +255,8 @@ class CellTrainer(GRPOTrainer):
         self.row["loss"] += loss.item()
         if self.accelerator.sync_gradients:
             self.row["loss"] = self.processes.mean(self.row["loss"])  # as DDP averages the gradients
+            if self.policy_gradient is not None:
+                self.row["sampler"] = self.policy_gradient.figures(self.completions, self.processes)
         if self.accelerator.sync_gradients and self.buffer is not None:
             self._replay(model, self.buffer.draw(self.step_number))
             self._restock()
@@ -280,6 +329,8 @@ class CellTrainer(GRPOTrainer):
         self.first_epoch = state["global_step"] // (len(self.prompt_tokens) // self.cell.grpo.prompts_per_step)
         if self.buffer is not None:
             self.buffer.restore(state["replay"])
+        if self.sampler_copy is not None:
+            self.sampler_copy.restore(resume, state["global_step"])
 
 
 def _rows(cell_file: CellFile, problems: Sequence[Problem], tokenizer: Any) -> list[dict[str, str]]:
@@ -296,6 +347,8 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
     ids = trainer.batch_problem_ids[::group]
     tokens = [trainer.prompt_tokens[p] for p in ids]
     policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    if trainer.sampler_copy is not None:
+        policy = trainer.sampler_copy.at(trainer.state.global_step, policy)
 
     def on_done(prompt: int, _: int, token_ids: Sequence[int]) -> None:
         trainer.break_off()
@@ -312,6 +365,7 @@ def _roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
             trainer.cell.seed,
             trainer.state.global_step,
             on_done=on_done,
+            top_k=trainer.policy_gradient.top_k if trainer.policy_gradient else 0,
         )
     )
     trainer.completions = [c for completions in drawn for c in completions]

@@ -1,11 +1,13 @@
-"""Make the shipped small model: a tokenizer and a Qwen3-architecture model, warm-started on imperfect solutions.
+"""Make a shipped small model: a tokenizer and a Qwen3-architecture model, warm-started on imperfect solutions.
 
     python -m training.warm_start --out training/toy_model
+    python -m training.warm_start --out training/sums_model --problems sums
 
-Recipe (tuned on problem seed 0, then frozen; docs/demo.md has every number): 400 problems x 8 solutions in which each
+Recipe of the first (tuned on problem seed 0, then frozen; docs/demo.md has every number): 400 problems x 8 solutions in which each
 operation is its plausible mistake with probability 0.45, and one solution in twenty is a random wrong composition;
 byte-level BPE; 0.4M parameters with head_dim 32 (which vLLM serves); 400 steps of 32, AdamW 4e-3, cosine. One thread:
-on one machine the same command gives the same bytes.
+on one machine the same command gives the same bytes. The second has the same model and optimizer and another corpus:
+1,600 arithmetic problems x 4 worked solutions with the misreadings of `evaluation/problems/sums.py`.
 """
 
 import argparse
@@ -15,8 +17,8 @@ import logging
 import math
 import random
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tokenizers
@@ -29,6 +31,7 @@ from transformers import logging as transformers_logging
 
 from evaluation.errors import AblationError, InputError
 from evaluation.files import sha256_file, whole_folder, write_json
+from evaluation.problems import sums
 from evaluation.problems.toy import SHIPPED_SEED, Composition, ToyProblems, generate, solution
 from evaluation.problems.toy_grammar import FILTERS, MAPS, REDUCES, RESULTS, TRANSFORMS
 from evaluation.records import Problem
@@ -36,12 +39,13 @@ from evaluation.records import Problem
 SOLUTIONS_PER_PROBLEM = 8
 MISTAKE_PROBABILITY = 0.45
 WRONG_PROBABILITY = 0.05
+SUMS_SOLUTIONS_PER_PROBLEM = 4
 STEPS, BATCH = 400, 32
 PEAK_LR, WARMUP_STEPS, FLOOR = 4e-3, 20, 0.02
 CORPUS_SEED, WEIGHTS_SEED, ORDER_SEED = 1, 0, 0
 EOS, PAD = "<eos>", "<pad>"
 EOS_ID, PAD_ID = 0, 1
-RECIPE = "warm_start.json"
+RECIPE_FILE = "warm_start.json"
 """Seeds, settings and hashes of a warm start, beside the model."""
 
 Pair = tuple[list[int], list[int]]
@@ -64,8 +68,20 @@ def write_corpus(toy: ToyProblems, seed: int = CORPUS_SEED) -> list[tuple[str, s
     return rows
 
 
+def write_sums_corpus(made: sums.SumProblems, seed: int = CORPUS_SEED) -> list[tuple[str, str]]:
+    """Return shuffled (prompt, worked solution) pairs of the warm-start problems, some of them misread."""
+    rng = random.Random(seed)
+    rows = []
+    for problem in made.warm_start:
+        story = made.stories[problem.problem_id]
+        for _ in range(SUMS_SOLUTIONS_PER_PROBLEM):
+            rows.append((prompt(problem), sums.solution(story, lambda change: rng.random() < change.mistaken)))
+    rng.shuffle(rows)
+    return rows
+
+
 def prompt(problem: Problem) -> str:
-    """Return the text of `toy/1` (tests hold it equal to the prompt specification's rendering)."""
+    """Return the text of `toy/1` and `sums/1` (tests hold it equal to the prompt specification's rendering)."""
     return problem.text + "\n"
 
 
@@ -164,7 +180,37 @@ def rate(step: int, steps: int) -> float:
     return PEAK_LR * min(1.0, max(warm if step < WARMUP_STEPS else cosine, FLOOR))
 
 
-def warm_start(out: Path, steps: int = STEPS, problem_seed: int = SHIPPED_SEED) -> float:
+@dataclass(frozen=True)
+class Recipe:
+    """What one shipped model is warm-started on."""
+
+    corpus: Callable[[int], list[tuple[str, str]]]
+    """(prompt, solution) pairs of a problem seed."""
+    settings: dict[str, object]
+    """What warm_start.json says of the corpus."""
+
+
+RECIPES: dict[str, Recipe] = {
+    "toy": Recipe(
+        lambda seed: write_corpus(generate(seed)),
+        {
+            "solutions_per_problem": SOLUTIONS_PER_PROBLEM,
+            "mistake_probability": MISTAKE_PROBABILITY,
+            "wrong_probability": WRONG_PROBABILITY,
+        },
+    ),
+    "sums": Recipe(
+        lambda seed: write_sums_corpus(sums.generate(seed)),
+        {
+            "solutions_per_problem": SUMS_SOLUTIONS_PER_PROBLEM,
+            "mistake_probability": {key: change.mistaken for key, change in sums.CHANGES.items()},
+        },
+    ),
+}
+"""By the token of the training benchmark."""
+
+
+def warm_start(out: Path, steps: int = STEPS, problem_seed: int = SHIPPED_SEED, problems: str = "toy") -> float:
     """Write the model, its tokenizer and its recipe to `out`; return the last loss.
 
     Raises:
@@ -172,11 +218,12 @@ def warm_start(out: Path, steps: int = STEPS, problem_seed: int = SHIPPED_SEED) 
     """
     if steps < 1:
         raise InputError("steps", steps, "nothing to train", "give 1 or more")
-    if out.exists() and not (out / RECIPE).is_file() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out / RECIPE_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise InputError("out", out, "exists and is not a warm-started model's folder", "name another folder")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    corpus = write_corpus(generate(problem_seed))
+    recipe = RECIPES[problems]
+    corpus = recipe.corpus(problem_seed)
     bpe = train_tokenizer([text for pair in corpus for text in pair])
     pairs = [(bpe.encode(p).ids, [*bpe.encode(c).ids, EOS_ID]) for p, c in corpus]
     model = build_model(bpe.get_vocab_size())
@@ -188,7 +235,7 @@ def warm_start(out: Path, steps: int = STEPS, problem_seed: int = SHIPPED_SEED) 
         hashes = {name: sha256_file(partial / name) for name in ("model.safetensors", "tokenizer.json")}
         hashes["corpus"] = hashlib.sha256(json.dumps(corpus).encode()).hexdigest()
         write_json(
-            partial / RECIPE,
+            partial / RECIPE_FILE,
             {
                 "schema": "warm_start/1",
                 "seeds": {
@@ -197,9 +244,7 @@ def warm_start(out: Path, steps: int = STEPS, problem_seed: int = SHIPPED_SEED) 
                     "weights": WEIGHTS_SEED,
                     "order": ORDER_SEED,
                 },
-                "solutions_per_problem": SOLUTIONS_PER_PROBLEM,
-                "mistake_probability": MISTAKE_PROBABILITY,
-                "wrong_probability": WRONG_PROBABILITY,
+                **recipe.settings,
                 "steps": steps,
                 "batch": BATCH,
                 "peak_lr": PEAK_LR,
@@ -230,7 +275,7 @@ def fit(model: Qwen3ForCausalLM, pairs: list[Pair], steps: int) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit code."""
-    parser = argparse.ArgumentParser(description="Make the shipped small model (docs/demo.md).")
+    parser = argparse.ArgumentParser(description="Make a shipped small model (docs/demo.md, docs/sums.md).")
     parser.add_argument("--out", type=Path, required=True, help="folder to write, whole or not at all")
     parser.add_argument(
         "--steps", type=int, default=STEPS, help=f"optimizer steps of {BATCH} solutions (default {STEPS})"
@@ -242,11 +287,12 @@ def main(argv: list[str] | None = None) -> int:
         default=SHIPPED_SEED,
         help=f"seed of the generated problems (default {SHIPPED_SEED})",
     )
+    parser.add_argument("--problems", choices=sorted(RECIPES), default="toy", help="which model (default toy)")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     transformers_logging.disable_progress_bar()
     try:
-        loss = warm_start(args.out, args.steps, args.seed)
+        loss = warm_start(args.out, args.steps, args.seed, args.problems)
     except AblationError as e:
         sys.stderr.write(f"error: {e}\n")
         return e.exit_code

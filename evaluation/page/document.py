@@ -12,12 +12,12 @@ from pathlib import Path
 from evaluation.curves import Classified
 from evaluation.findings import Finding
 from evaluation.given import ReportInput
+from evaluation.markdown import Table
 from evaluation.page.explorer import explorer
 from evaluation.page.markup import Markup, joined, tag, unbroken
 from evaluation.page.pictures import curves_pictures, ladder_picture, patterns
 from evaluation.tables import (
-    Table,
-    answer_table,
+    answer_tables,
     arms_table,
     clean_text,
     contamination_table,
@@ -79,7 +79,7 @@ def _sections(given: ReportInput, finding: Finding, runs: Sequence[Classified]) 
     seen = show(overlaps_table(given), contamination_table(given))
     found = [
         ("answer", "Answer", _answer(given, finding)),
-        ("ladder", "Ladder", joined(ladder_picture(given, finding, runs), show(answer_table(given, finding)))),
+        ("ladder", "Ladder", joined(ladder_picture(given, finding, runs), show(*answer_tables(given, finding)))),
         ("runs", "Runs", joined(show(runs_table(given, finding)), _signs(given), show(onset_table(given, finding)))),
         ("curves", "Curves", curves_pictures(given)),
         ("arms", "Arms", show(arms_table(given)) or tag("p", "There is no pair of runs to compare.")),

@@ -40,6 +40,7 @@ RIGHT_FILE = {
     "mbpp": "MBPP's mbpp.jsonl (974 problems)",
     "mbpp_plus": "MbppPlus v0.2.0 (378 problems)",
     "humaneval_plus": "HumanEvalPlus v0.1.10 (164 problems)",
+    "gsm8k": "GSM8K main's train and test files (7473 and 1319 problems)",
 }
 DOWNLOAD_TIMEOUT_S = 600
 
@@ -115,7 +116,7 @@ def read_rows(field: str, path: str | None) -> tuple[list[dict[str, Any]], str, 
     """Return rows, sha256 of the (unpacked) file and revision; without a path, from the source's own home."""
     if path is not None:
         file = Path(path).expanduser()
-        check_readable(field, file, f"{RIGHT_FILE[field]} with {_flag(field)} FILE")
+        check_readable(field, file, f"{RIGHT_FILE[field]} with {_flag(field)}")
         rows, sha256 = _read_jsonl(field, file)
         return rows, sha256, f"sha256:{sha256}"
     with tempfile.TemporaryDirectory() as scratch:
@@ -138,7 +139,7 @@ def _download(field: str, scratch: Path) -> tuple[Path, str]:
     if done is not None:
         cause = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     raise MachineError(
-        field, "download", f"it cannot be fetched here ({cause})", f"give a local copy with {_flag(field)} FILE"
+        field, "download", f"it cannot be fetched here ({cause})", f"give a local copy with {_flag(field)}"
     )
 
 
@@ -189,7 +190,9 @@ def refuse(field: str, path: str | None, reason: str) -> NoReturn:
 
 
 def _flag(field: str) -> str:
-    return "--problems" if field == "humaneval_plus" else "--" + field.replace("_", "-")
+    if field == "gsm8k":
+        return "--gsm8k FOLDER"
+    return "--problems FILE" if field == "humaneval_plus" else f"--{field.replace('_', '-')} FILE"
 
 
 def _ascending(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -258,7 +261,7 @@ def _hash_mbpp(rows: Sequence[dict[str, Any]]) -> str:
     def tidy(text: str | None) -> str:
         return "\n".join(line.rstrip() for line in _unix(text or "").rstrip().split("\n"))
 
-    return _hash(
+    return hash_json(
         [
             [
                 number(r["task_id"]),
@@ -271,11 +274,12 @@ def _hash_mbpp(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _hash_mbpp_plus(rows: Sequence[dict[str, Any]]) -> str:
-    return _hash(
+    return hash_json(
         [[r["task_id"], r["entry_point"], float(r["atol"]), r["base_input"], r["plus_input"]] for r in _ascending(rows)]
     )
 
 
-def _hash(value: object) -> str:
+def hash_json(value: object) -> str:
+    """Return the sha256 of a value's compact JSON."""
     # Not canonical_json: the tests of 404 hold infinities.
     return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from evaluation.contamination import Contamination, find_contamination
 from evaluation.errors import InputError
 from evaluation.files import write_text
+from evaluation.problems import sums
+from evaluation.problems.gsm8k import NUM_TRAIN, load_gsm8k
 from evaluation.problems.humaneval import load_humaneval_plus
 from evaluation.problems.mbpp import Loaded, load_mbpp, load_mbpp_plus
 from evaluation.problems.toy import generate
@@ -24,10 +26,10 @@ class Benchmark(Record):
     """What a checkpoint can be scored on."""
 
     name: str
-    training: Literal["mbpp", "toy", ""]
+    training: Literal["mbpp", "toy", "gsm8k", "sums", ""]
     """Training benchmark whose split holds it out; empty: it is scored only."""
     num_problems: int
-    has_plus: bool
+    has_plus: bool = False
     """Whether it has a second, larger suite."""
 
 
@@ -35,9 +37,11 @@ BENCHMARKS: dict[str, Benchmark] = {
     b.name: b
     for b in (
         Benchmark(name="mbpp_plus", training="mbpp", num_problems=378, has_plus=True),
-        Benchmark(name="mbpp_test276", training="mbpp", num_problems=276, has_plus=False),
+        Benchmark(name="mbpp_test276", training="mbpp", num_problems=276),
         Benchmark(name="humaneval_plus", training="", num_problems=164, has_plus=True),
         Benchmark(name="toy_plus", training="toy", num_problems=128, has_plus=True),
+        Benchmark(name="gsm8k", training="gsm8k", num_problems=1319),
+        Benchmark(name="sums", training="sums", num_problems=sums.NUM_HELD_OUT),
     )
 }
 
@@ -78,6 +82,7 @@ def prepare(
     out: Path,
     mbpp: str | None = None,
     mbpp_plus: str | None = None,
+    gsm8k: str | None = None,
 ) -> Prepared:
     """Write train.jsonl, a file for each benchmark, split.json and contamination.json to `out`.
 
@@ -85,12 +90,13 @@ def prepare(
     identity does not depend on which are asked for.
 
     Args:
-        experiment_benchmark: `mbpp` or `toy`.
-        data_seed: seed of generated problems; MBPP ignores it.
+        experiment_benchmark: `mbpp`, `toy`, `gsm8k` or `sums`.
+        data_seed: seed of generated problems; the others ignore it.
         benchmarks: those the caller will score, for the check that the split has them.
         out: folder, made if absent.
         mbpp: local copy of MBPP, or None for the hub.
         mbpp_plus: local copy of MBPP+, or None for EvalPlus's download.
+        gsm8k: local folder of GSM8K's files, or None for the hub.
 
     Raises:
         InputError: an unknown benchmark, or a file that is missing or wrong.
@@ -102,7 +108,7 @@ def prepare(
             raise InputError(
                 "benchmark", name, f"the split of {experiment_benchmark} has no such part", f"use one of {known}"
             )
-    parts = _load_parts(experiment_benchmark, data_seed, mbpp, mbpp_plus)
+    parts = _load_parts(experiment_benchmark, data_seed, mbpp, mbpp_plus, gsm8k)
     texts = {"train": _jsonl(parts.train)} | {n: _jsonl(ps) for n, ps in parts.benchmarks.items()}
     split = parts.split.replace(problems={n: hashlib.sha256(t.encode()).hexdigest() for n, t in texts.items()})
     for name, text in texts.items():
@@ -126,6 +132,7 @@ def load_benchmark(
     mbpp_plus: str | None = None,
     data_seed: int = 0,
     humaneval_plus: str | None = None,
+    gsm8k: str | None = None,
 ) -> list[Problem]:
     """Return a benchmark's problems, ascending by number, without writing anything.
 
@@ -140,7 +147,7 @@ def load_benchmark(
     training = BENCHMARKS[name].training
     if not training:
         return list(load_humaneval_plus(humaneval_plus).problems)
-    return list(_load_parts(training, data_seed, mbpp, mbpp_plus).benchmarks[name])
+    return list(_load_parts(training, data_seed, mbpp, mbpp_plus, gsm8k).benchmarks[name])
 
 
 def load_split(mbpp: str | None = None, mbpp_plus: str | None = None) -> Split:
@@ -171,12 +178,18 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     _write_if_changed(path, _jsonl(problems))
 
 
-def _load_parts(benchmark: str, data_seed: int, mbpp: str | None, mbpp_plus: str | None) -> _Parts:
+def _load_parts(benchmark: str, data_seed: int, mbpp: str | None, mbpp_plus: str | None, gsm8k: str | None) -> _Parts:
     if benchmark == "mbpp":
         return _load_mbpp(load_mbpp(mbpp), load_mbpp_plus(mbpp_plus))
+    if benchmark == "gsm8k":
+        return _load_gsm8k(*load_gsm8k(gsm8k))
     if benchmark == "toy":
-        return _load_toy(data_seed)
-    raise InputError("benchmark", benchmark, "unknown training benchmark", "use mbpp or toy")
+        made = generate(data_seed)
+        return _load_generated("toy", "toy_plus", data_seed, made.train, made.held_out)
+    if benchmark == "sums":
+        found = sums.generate(data_seed)
+        return _load_generated("sums", "sums", data_seed, found.train, found.held_out)
+    raise InputError("benchmark", benchmark, "unknown training benchmark", "use mbpp, toy, gsm8k or sums")
 
 
 def _split(mbpp: Loaded, plus: Loaded) -> Split:
@@ -199,19 +212,34 @@ def _load_mbpp(mbpp: Loaded, plus: Loaded) -> _Parts:
     )
 
 
-def _load_toy(data_seed: int) -> _Parts:
-    made = generate(data_seed)
-    train, held_out = tuple(made.train), tuple(made.held_out)
-    ids = Ids(train=tuple(p.number for p in train), plus=tuple(p.number for p in held_out), test=())
-    content = hashlib.sha256(_jsonl((*train, *held_out)).encode()).hexdigest()
+def _load_gsm8k(everything: Loaded, test: Loaded) -> _Parts:
+    train = everything.problems[:NUM_TRAIN]
+    ids = Ids(train=tuple(p.number for p in train), plus=(), test=tuple(p.number for p in test.problems))
+    sources = {
+        f"gsm8k_{name}": Source(sha256=part.sha256, rows=len(part.problems))
+        for name, part in (("train", everything), ("test", test))
+    }
     return _Parts(
         train=train,
-        benchmarks={"toy_plus": held_out},
-        split=build_split(
-            ids, num_canonical_test=0, sources={"toy": Source(sha256=content, rows=len(train) + len(held_out))}
-        ),
-        contamination=find_contamination(train, {"toy_plus": held_out}, drawn=True),
-        revisions={"toy": f"seed {data_seed} sha256:{content}"},
+        benchmarks={"gsm8k": test.problems},
+        split=build_split(ids, num_canonical_test=len(test.problems), sources=sources),
+        contamination=find_contamination(train, {"gsm8k": test.problems}),
+        revisions={"gsm8k_train": everything.revision, "gsm8k_test": test.revision},
+    )
+
+
+def _load_generated(
+    name: str, scored: str, data_seed: int, train: tuple[Problem, ...], held_out: tuple[Problem, ...]
+) -> _Parts:
+    ids = Ids(train=tuple(p.number for p in train), plus=tuple(p.number for p in held_out), test=())
+    content = hashlib.sha256(_jsonl((*train, *held_out)).encode()).hexdigest()
+    sources = {name: Source(sha256=content, rows=len(train) + len(held_out))}
+    return _Parts(
+        train=train,
+        benchmarks={scored: held_out},
+        split=build_split(ids, num_canonical_test=0, sources=sources),
+        contamination=find_contamination(train, {scored: held_out}, drawn=True),
+        revisions={name: f"seed {data_seed} sha256:{content}"},
     )
 
 

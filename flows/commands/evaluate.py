@@ -21,12 +21,12 @@ from evaluation.files import check_writable
 from evaluation.manifests import Provenance, Revisions, damaged, read_manifest
 from evaluation.problems import BENCHMARKS, Prepared, prepare
 from evaluation.program import explain
-from evaluation.prompts import PromptSpec, default_rendering, resolve
+from evaluation.prompts import RENDERINGS, PromptSpec, default_rendering, resolve
 from evaluation.protocol import Protocol
 from evaluation.request import REQUEST, Engine, Request, Unit, read_request, write_request
 from flows.commands.answer import Answer
 from flows.commands.checkpoints import Checkpoint, locate
-from flows.commands.flags import add_data
+from flows.commands.flags import add_data, add_gsm8k
 from flows.commands.score import score_answer
 from flows.experiments import EXPERIMENTS
 from tasks.launch import ChildFailed, run_to_end
@@ -50,12 +50,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, help="new tokens a sample")
     parser.add_argument("--seed", type=int, help="default 0")
     parser.add_argument("--num-problems", type=int, metavar="N", help="only the first N, ids ascending")
-    parser.add_argument("--prompt", help="chat or docstring; default: the manifest's, else chat if there is a template")
+    parser.add_argument(
+        "--prompt", help="chat, docstring or plain; default: the manifest's, else chat if there is a template"
+    )
     parser.add_argument("--engine", default="transformers", help="transformers (default) or vllm")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads; default 1")
     parser.add_argument("--out", metavar="DIR", help="default: ./evaluations/CHECKPOINT/PROTOCOL")
     add_data(parser)
+    add_gsm8k(parser)
 
 
 def execute(args: argparse.Namespace) -> Answer:
@@ -70,9 +73,8 @@ def execute(args: argparse.Namespace) -> Answer:
     out = Path(args.out) if args.out else Path("evaluations") / label / protocol.folder
     work = out.with_name(out.name + ".work")
     check_writable("out", out.parent)
-    prepared = prepare(
-        BENCHMARKS[protocol.benchmark].training, 0, [protocol.benchmark], work / "problems", args.mbpp, args.mbpp_plus
-    )
+    files = (args.mbpp, args.mbpp_plus, args.gsm8k)
+    prepared = prepare(BENCHMARKS[protocol.benchmark].training, 0, [protocol.benchmark], work / "problems", *files)
     unit = unit_of(checkpoint, protocol, prompt, prepared, out)
     request = Request(
         prompt=prompt,
@@ -155,12 +157,9 @@ def prompt_of(asked: str | None, protocol: Protocol, checkpoint: Checkpoint) -> 
     """
     manifest = checkpoint.manifest
     trained = (manifest.cell_config or {}).get("model") if manifest else None
-    if BENCHMARKS[protocol.benchmark].training == "toy":
-        rendering = asked or "plain"
-    elif asked is None and trained in MODELS:
-        rendering = MODELS[trained].rendering
-    else:
-        rendering = asked or default_rendering(checkpoint.files)
+    own = MODELS[trained].rendering if trained in MODELS else None
+    default = own if own in RENDERINGS[protocol.prompt] else default_rendering(checkpoint.files, protocol.prompt)
+    rendering = asked or default
     spec = resolve(checkpoint.files, name=protocol.prompt, rendering=rendering)
     if asked is None and manifest and manifest.prompt_sha256 not in (None, spec.sha256):
         raise InputError(

@@ -14,12 +14,18 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cells", action="append", metavar="NAME[,NAME]", help="only these cells; repeatable")
     parser.add_argument("--max-parallel-cells", type=int, metavar="N", help="cells training at a time")
     add_data(parser)
+    add_gsm8k(parser)
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Declare the local files that stand in for the hub's and EvalPlus's."""
+    """Declare the local files that stand in for MBPP on the hub and EvalPlus's download."""
     parser.add_argument("--mbpp", metavar="FILE", help="mbpp.jsonl; default: from the hub")
     parser.add_argument("--mbpp-plus", metavar="FILE", help="MbppPlus-v0.2.0.jsonl; default: EvalPlus's download")
+
+
+def add_gsm8k(parser: argparse.ArgumentParser) -> None:
+    """Declare the local folder that stands in for GSM8K on the hub."""
+    parser.add_argument("--gsm8k", metavar="FOLDER", help="has gsm8k_train.jsonl, gsm8k_test.jsonl; default: the hub")
 
 
 def parameters_of(args: argparse.Namespace) -> Parameters:
@@ -33,6 +39,7 @@ def parameters_of(args: argparse.Namespace) -> Parameters:
         max_parallel_cells=args.max_parallel_cells,
         mbpp=args.mbpp,
         mbpp_plus=args.mbpp_plus,
+        gsm8k=args.gsm8k,
         store=getattr(args, "store", None),
         runs=getattr(args, "runs", None),
     )

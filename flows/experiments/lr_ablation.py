@@ -12,8 +12,8 @@ problem seed 1, on which nothing was tuned.
 
 from evaluation.findings import Criterion
 from evaluation.protocol import Protocol
-from training.cell import Grpo
 from training.experiment import Experiment
+from training.grpo import Grpo
 
 QUESTION = "Where on the learning-rate ladder does a GRPO run stop being stable, and does replay move that point?"
 

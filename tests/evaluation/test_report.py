@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from evaluation.curves import Criterion, RunEvidence
+from evaluation.markdown import table
 from evaluation.protocol import Protocol
-from evaluation.report import COLUMNS, ReportInput, inline, report_markdown, table, write_report
+from evaluation.report import COLUMNS, ReportInput, inline, report_markdown, write_report
 from evaluation.scores import Counts, Score, estimate_pass_at_k
 
 CONTRACT = (

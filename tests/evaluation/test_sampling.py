@@ -69,7 +69,7 @@ def test_a_token_without_mass_is_never_drawn(top_p: float) -> None:
 def test_log_probs_and_entropy_are_of_the_untruncated_distribution() -> None:
     logits = torch.tensor([[2.0, 0.0, -1.0]])
     exact = torch.log_softmax(logits.double() / 0.7, -1)[0]
-    ids, logprobs, entropies = choose(logits, torch.tensor([0.99], dtype=torch.float64), 0.7, 0.5)
+    ids, logprobs, entropies, *_ = choose(logits, torch.tensor([0.99], dtype=torch.float64), 0.7, 0.5)
     assert ids.tolist() == [0]
     assert logprobs.item() == pytest.approx(exact[0].item(), abs=1e-6)
     assert entropies.item() == pytest.approx(-(exact.exp() * exact).sum().item(), abs=1e-6)
@@ -77,7 +77,7 @@ def test_log_probs_and_entropy_are_of_the_untruncated_distribution() -> None:
 
 def test_temperature_zero_takes_the_likeliest_whatever_the_noise() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 3.0, 1.0]])
-    ids, logprobs, _ = choose(logits, torch.tensor([0.9999, 0.0], dtype=torch.float64), 0.0, 0.3)
+    ids, logprobs, *_ = choose(logits, torch.tensor([0.9999, 0.0], dtype=torch.float64), 0.0, 0.3)
     assert ids.tolist() == [1, 0]
     assert logprobs.tolist() == pytest.approx(torch.log_softmax(logits, -1).amax(-1).tolist())
 

@@ -13,8 +13,10 @@ from evaluation.files import write_json, write_jsonl
 from evaluation.manifests import Revisions
 from evaluation.problems.toy import generate
 from evaluation.prompts import resolve
-from training.cell import ARMS, Cell, Grpo
+from training.arms import ARMS, Replay
+from training.cell import Cell
 from training.folder import CellFile, RunFolder, Runtime
+from training.grpo import Grpo
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "training" / "toy_model"
@@ -34,9 +36,10 @@ def make_run() -> Callable[..., RunFolder]:
         root.mkdir(parents=True, exist_ok=True)
         problems = root.parent / f"train{num_problems}.jsonl"
         write_jsonl(problems, train[:num_problems])
-        terms = tuple(t.replace(draws=8, cooldown=2, max_reuse=2) for t in ARMS[arm].terms)
+        small = {"draws": 8, "cooldown": 2, "max_reuse": 2}
+        terms = tuple(t.replace(**small) if isinstance(t, Replay) else t for t in ARMS[arm].terms)
         fields = {"model": "toy", "benchmark": "toy", "lr": 1e-3, "steps": 6, "stride": 2, "grpo": TINY}
-        cell = Cell(**{**fields, "arm": arm, "terms": terms, **changes})
+        cell = Cell(**{**fields, "arm": arm, "terms": terms, "mismatch": ARMS[arm].mismatch, **changes})
         revisions = Revisions(model="shipped", datasets={"toy": "0"})
         write_json(root / "cell.json", CellFile(cell=cell, prompt=spec, split_sha256="0" * 64, revisions=revisions))
         settings = {"model_path": str(MODEL), "problems_path": str(problems), "micro_batch": 8, **(runtime or {})}

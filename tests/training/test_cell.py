@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from evaluation.errors import InputError
 from evaluation.manifests import Manifest, Revisions
-from training.cell import ARMS, BENCHMARKS, MODELS, Cell, CellName, Grpo, Identity, Replay, format_lr, parse_lr
+from training.arms import ARMS, Center, Mismatch, Replay
+from training.cell import BENCHMARKS, MODELS, Cell, CellName, Identity, format_lr, parse_lr
+from training.grpo import Grpo
 
 RATES = st.one_of(
     st.sampled_from([6e-7, 1e-6, 3e-6, 6e-6, 1e-5, 1e-4, 1e-3, 2.5e-6, 1e-1, 3e-4, 0.5, 1e-10]),
@@ -52,14 +54,12 @@ def test_names_of_the_contract() -> None:
     assert CELL.replace(seed=3).name == "qwen3_1p7b_base_mbpp_nobuf_lr6e6_s3"
 
 
-@pytest.mark.parametrize(("model", "benchmark", "arm"), list(itertools.product(MODELS, BENCHMARKS, ARMS)))
 @given(lr=RATES, seed=st.one_of(st.just(0), st.integers(0, 999_999_999)))
 @example(lr=6e-6, seed=0)
-def test_every_name_gives_back_model_benchmark_arm_rate_and_seed(
-    model: str, benchmark: str, arm: str, lr: float, seed: int
-) -> None:
-    name = CellName(model=model, benchmark=benchmark, arm=arm, lr=lr, seed=seed)
-    assert CellName.parse(str(name)) == name
+def test_every_name_gives_back_model_benchmark_arm_rate_and_seed(lr: float, seed: int) -> None:
+    for model, benchmark, arm in itertools.product(MODELS, BENCHMARKS, ARMS):
+        name = CellName(model=model, benchmark=benchmark, arm=arm, lr=lr, seed=seed)
+        assert CellName.parse(str(name)) == name
 
 
 GOOD = "qwen3_1p7b_base_mbpp_nobuf_lr6e6"
@@ -146,6 +146,9 @@ def test_parsing_answers_with_the_same_name_or_refuses(text: str, cut: int) -> N
         {"lora_rank": 8, "lora_alpha": 0},
         {"lora_alpha": 8},
         {"lora_rank": 8, "grpo": Grpo(beta=0.1)},
+        {"mismatch": Mismatch(rounding="int8")},
+        {"backend": "tinker"},
+        {"backend": "elsewhere"},
     ],
 )
 def test_impossible_cells_are_refused_when_built(change: dict[str, object]) -> None:
@@ -221,7 +224,7 @@ LORA = IDENTITY.replace(cell_config=REPLAY.replace(lora_rank=8))
 
 def test_a_cell_without_lora_is_written_as_before_there_was_any() -> None:
     """What is stored stays valid: the same keys in cell.json and in every manifest, and the old ones can be read."""
-    plain = set(Cell.model_fields) - {"lora_rank", "lora_alpha"}
+    plain = set(Cell.model_fields) - {"lora_rank", "lora_alpha", "mismatch", "backend"}
     assert REPLAY.model_dump().keys() == REPLAY.model_dump(mode="json").keys() == plain
     stored = IDENTITY.provenance("x").cell_config
     assert stored is not None and stored.keys() == plain
@@ -243,6 +246,60 @@ def test_rank_and_alpha_are_part_of_the_identity_and_alpha_is_the_rank_unless_gi
         "cell_config.lora_rank: 8 -> None",
     ]
     assert cell.name == REPLAY.name
+
+
+PG = Grpo(importance="one", scale_rewards="none")
+CENTER = CELL.replace(arm="center", terms=(Center(),), grpo=PG)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"grpo": Grpo(scale_rewards="none")}, "importance=None: PPO clipping"),
+        ({"grpo": PG.replace(scale_rewards="group")}, "scale_rewards=group"),
+        ({"terms": ()}, "terms=0"),
+        ({"terms": (Center(), Replay())}, "terms=2"),
+        ({"terms": (Replay(),)}, "terms=hard_cooldown/0.1: the arm center is score_centering/1/32"),
+        ({"terms": (Center(top_k=8),)}, "terms=score_centering/1/8"),
+        ({"arm": "center_int8"}, "mismatch=None"),
+        ({"mismatch": Mismatch(refresh_every=4)}, "the arm center has None"),
+        ({"backend": "tinker"}, "lora_rank=None: the backend tinker"),
+    ],
+)
+def test_what_does_not_compose_with_centering_is_refused_by_name(change: dict[str, object], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        CENTER.replace(**change)
+
+
+@pytest.mark.parametrize("change", [{"top_p": 0.9}, {"top_k": 20}, {"repetition_penalty": 1.1}, {"beta": 0.1}])
+def test_what_changes_the_sampled_distribution_alone_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        PG.replace(**change)
+
+
+def test_a_mismatch_needs_the_ratio_to_the_sampler_and_says_something() -> None:
+    stale = Mismatch(refresh_every=4)
+    assert CELL.replace(arm="plain_stale4", mismatch=stale, grpo=PG).mismatch == stale
+    with pytest.raises(ValidationError, match="importance=None"):
+        CELL.replace(arm="plain_stale4", mismatch=stale)
+    with pytest.raises(ValidationError, match="no mismatch"):
+        Mismatch()
+
+
+def test_centering_mismatch_and_backend_are_of_the_identity_and_absent_from_older_cells() -> None:
+    cells = [
+        CELL.replace(arm="plain", grpo=PG),
+        CENTER,
+        CENTER.replace(grpo=PG.replace(importance="tis2")),
+        CENTER.replace(arm="center_int8", mismatch=ARMS["center_int8"].mismatch),
+        CENTER.replace(lora_rank=32),
+        CENTER.replace(lora_rank=32, backend="tinker"),
+    ]
+    assert len({IDENTITY.replace(cell_config=c).fingerprint for c in cells}) == len(cells)
+    for cell in cells:
+        assert Cell.model_validate_json(cell.model_dump_json()) == cell
+    for word in ("mismatch", "backend", "importance"):
+        assert word not in IDENTITY.model_dump_json()
 
 
 def test_every_part_of_the_identity_moves_the_fingerprint() -> None:

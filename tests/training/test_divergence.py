@@ -16,8 +16,8 @@ from safetensors.torch import load, save_file
 
 from evaluation.manifests import is_complete
 from training.callbacks import jsonable
-from training.cell import Grpo
 from training.folder import RunFolder
+from training.grpo import Grpo
 from training.run import main
 from training.signs import WINDOW
 

@@ -15,10 +15,11 @@ from evaluation.generation import sample
 from evaluation.judge import Judge
 from evaluation.problems import read_problems
 from evaluation.records import Outcome
+from training.arms import Replay
 from training.callbacks import drop_old_resumes
-from training.cell import Grpo, Replay
 from training.config import grpo_config
 from training.folder import RunFolder
+from training.grpo import Grpo
 from training.objectives import collate, mean_token_nll
 from training.replay import ReplayBuffer
 from training.run import read_folder

@@ -22,9 +22,9 @@ from evaluation.errors import InputError, MachineError
 from evaluation.files import write_json
 from evaluation.manifests import MANIFEST, is_complete
 from flows.experiments import EXPERIMENTS
-from training.cell import Grpo
 from training.config import grpo_config
 from training.folder import RunFolder, Runtime
+from training.grpo import Grpo
 from training.launch import accelerate_config, as_one, check_devices
 from training.processes import Processes
 from training.run import main, newest_resume, read_folder
@@ -35,6 +35,15 @@ ARM = "hardcd_lam0p1"
 TWO = {"num_processes": 2, "micro_batch": 4, "resume_every": 1}
 STOCK = {"bucket": False, "drop_zero": False, "lean_head": False}
 LORA = {"arm": ARM, "lora_rank": 4, "lr": 5e-3, "steps": 4}
+STALE = {"arm": "center_stale4", "steps": 3, "stride": 3, "lr": 3e-3}
+STALE["grpo"] = Grpo(
+    prompts_per_step=4,
+    rollouts_per_prompt=4,
+    max_new_tokens=48,
+    compute_dtype="float32",
+    importance="tis2",
+    scale_rewards="none",
+)
 BURSTING = Grpo(prompts_per_step=4, rollouts_per_prompt=4, max_new_tokens=48, compute_dtype="float32", weight_decay=1e7)
 END_S = 240
 Make = Callable[..., RunFolder]
@@ -104,6 +113,7 @@ def assert_same(mine: RunFolder, theirs: RunFolder) -> None:
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
         assert [a[k] for k in ("reward", "mean_tokens")] == [b[k] for k in ("reward", "mean_tokens")]
+        assert a.get("sampler") == (b.get("sampler") and pytest.approx(b["sampler"], rel=1e-3, abs=1e-6))
     last = max(theirs.checkpoints())
     before, found, expected = weights(theirs, 2), weights(mine, last), weights(theirs, last)
     moved = sum(float((before[k] - v).square().sum()) for k, v in expected.items())
@@ -161,6 +171,7 @@ def pairs(make_run: Make, one: RunFolder, tmp_path_factory: pytest.TempPathFacto
         "plain": make_run(root / "plain", steps=4, runtime=TWO | STOCK),
         "buckets": make_run(root / "buckets", steps=4, runtime=TWO | {"drop_zero": False}),
         "lora": make_run(root / "lora", runtime=TWO, **LORA),
+        "stale": make_run(root / "stale", runtime=TWO, **STALE),
         "taken over": unfinished(one, root / "over", **TWO),
         "diverged": make_run(root / "diverged", grpo=BURSTING, lr=0.9, runtime=TWO),
     }
@@ -224,7 +235,7 @@ def test_two_end_with_the_weights_of_one_and_every_file_once(one: RunFolder, two
 
 @pytest.mark.parametrize(
     ("name", "cell", "runtime"),
-    [("plain", {"steps": 4}, STOCK), ("buckets", {"steps": 4}, STOCK), ("lora", LORA, {})],
+    [("plain", {"steps": 4}, STOCK), ("buckets", {"steps": 4}, STOCK), ("lora", LORA, {}), ("stale", STALE, {})],
 )
 def test_two_train_as_one_does(
     make_run: Make, pairs: dict[str, RunFolder], tmp_path: Path, name: str, cell: Any, runtime: Any

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from pydantic import ValidationError
 
-from training.cell import Replay
+from training.arms import Replay
 from training.replay import Draw, ReplayBuffer, Stocked
 
 RULES = ("hard_cooldown", "hard", "uniform")

@@ -16,9 +16,9 @@ from evaluation.judge import Judge
 from evaluation.problems import read_problems
 from flows.experiments import EXPERIMENTS
 from training.buckets import arrange
-from training.cell import Grpo
 from training.config import grpo_config
 from training.folder import RunFolder, Runtime
+from training.grpo import Grpo
 from training.order import stream_seed
 from training.run import load_model, read_folder
 from training.trainer import CellTrainer

@@ -15,7 +15,7 @@ from transformers import Trainer
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
-from trl.trainer.utils import RepeatSampler
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from training.order import EpochSampler
 from training.trainer import CellTrainer
@@ -103,13 +103,25 @@ PINS: list[tuple[Callable[..., Any], str, str]] = [
         "80295546bbdbf6f711acce7f6e69b0100ab40aa8f23ed8052cc564ff024e3e40",
         "that the loss is a sum over rows, each proportional to its advantage, and the normaliser is "
         "num_items_in_batch (buckets.arrange moves rows between micro-batches and leaves some out) over the number of "
-        "processes (training_step takes the mean of the losses); and that only figures a row are gathered (so that "
-        "all processes need equally many rows: buckets.filled_up)",
+        "processes (training_step takes the mean of the losses); that only figures a row are gathered (so that "
+        "all processes need equally many rows: buckets.filled_up); and that the policy-gradient form, which replaces "
+        "it, has the same normaliser and mask",
     ),
     (
         GRPOTrainer._get_per_token_logps_and_entropies,
         "ea73c3909275851d0cd664b1e7694905fdcd9c285e848ae923d7402234f2edce",
         "its three results, and that the log-probs are of the last `logits_to_keep` tokens (_replay_backward)",
+    ),
+    (
+        add_fused_lm_head,
+        "422d009f04b66659982f9545a90d560bdcc27fde3268de203d0c5c6d1449d211",
+        "that the backbone is called as a module, once a pass, and that its last hidden state, shifted by one, is what "
+        "the head is given, with temperature as the only change of the logits (centering.hidden_states)",
+    ),
+    (
+        grpo_trainer.split_tensor_dict,
+        "b61a5760a03e95dbceddcc1e8e78c3db6d9303f01c0b1ced19b745271e56d079",
+        "that tensors of any rank are cut by rows (the sampler's head has three axes)",
     ),
     (
         Trainer._save_checkpoint,

@@ -1,0 +1,243 @@
+"""A service that speaks Tinker's protocol, through its SDK (`pip install '.[tinker]'`): the only file that touches it.
+
+The SDK finds the service and its key by itself (TINKER_BASE_URL, TINKER_API_KEY) and repeats what failed in passing,
+without an end. Here every call has a time limit, a request to stop is heard while completions are being drawn, and a
+failure is one line: what a person must mend (exit 2 or 3), or what may be better the next time (exit 75).
+
+Axes: T completion token, K the sampler's head.
+"""
+
+import concurrent.futures
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evaluation.errors import InputError, MachineError, Stopped
+from evaluation.generation import Completion, Head
+from training.cell import MODELS, Cell
+from training.grpo import Grpo
+
+SLICE_S = 0.2
+"""How soon a signal is noticed."""
+ABSENT_LOGPROB = -9e4
+"""The SDK fills the places of a head that the service left empty with -99999."""
+GRAD_NORMS = ("grad_norm", "skyrl.ai/grad_norm", "optim/grad_norm")
+"""What services call it; the protocol has no name for it."""
+
+Loss = Callable[[list[torch.Tensor]], torch.Tensor]
+"""Log-probs of each datum's targets, (T,) or (T, 1 + K), to the loss whose gradient is taken."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One completion to learn from."""
+
+    prompt_ids: Sequence[int]
+    completion: Completion
+
+    def targets(self, top_k: int) -> torch.Tensor:
+        """Return (N,) or, with a head, (N, 1 + K) targets for the N inputs: each the next token, then the head.
+
+        Prompt positions have targets as well, of no effect: their gradient is zero.
+        """
+        tokens = self.completion.token_ids
+        own = torch.tensor([*self.prompt_ids[1:], *tokens])
+        if not top_k:
+            return own
+        assert self.completion.head is not None
+        targets = torch.zeros(len(own), 1 + top_k, dtype=torch.long)
+        targets[:, 0] = own
+        targets[-len(tokens) :, 1:] = torch.from_numpy(self.completion.head.ids.astype(np.int64))
+        return targets
+
+
+class Service:
+    """One cell's training on the service: a training client, and a sampling client a step."""
+
+    def __init__(self, cell: Cell, patience_s: float, stopping: Callable[[], str | None]) -> None:
+        """Open a session.
+
+        Args:
+            cell: says model, rank, seed and head.
+            patience_s: how long a call may take.
+            stopping: returns why to stop, if there is a reason.
+
+        Raises:
+            MachineError: the SDK or its key is not here, or the service refuses it.
+            Stopped: the service does not answer.
+        """
+        try:
+            import tinker
+        except ImportError as e:
+            raise MachineError("backend", "tinker", "its SDK is not installed", "pip install '.[tinker]'") from e
+        self.tinker: Any = tinker
+        self.cell, self.patience_s, self.stopping = cell, patience_s, stopping
+        self.top_k = cell.center.top_k if cell.center else 0
+        self.pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tinker")
+        self.client = self._wait(self.pool.submit(tinker.ServiceClient), "a session")
+        self.training: Any = None
+        self.sampling: Any = None
+
+    def begin(self, state: str | None) -> None:
+        """Make a new LoRA, or take up a saved state, optimizer included.
+
+        Raises:
+            InputError: the service has no such model, or no such state.
+        """
+        source = MODELS[self.cell.model].source
+        if state is None:
+            created = self.client.create_lora_training_client(source, rank=self.cell.lora_rank, seed=self.cell.seed)
+        else:
+            created = self.client.create_training_client_from_state_with_optimizer(state)
+        self.training = self._wait(created, "a training client")
+
+    def draw(
+        self, grpo: Grpo, stop_ids: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]
+    ) -> list[list[Completion]]:
+        """Draw a group for each prompt from the weights as they are now; one seed a group.
+
+        Raises:
+            InputError: the service does not give the log-probs that the cell needs.
+            Stopped: asked to, or it took too long.
+        """
+        types = self.tinker.types
+        self.sampling = self._wait(self.training.save_weights_and_get_sampling_client(), "a sampling client", True)
+        futures = []
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            how = types.SamplingParams(
+                max_tokens=grpo.max_new_tokens,
+                seed=seed % (1 << 31),
+                stop=list(stop_ids),
+                temperature=grpo.temperature,
+                top_k=-1,
+                top_p=1.0,
+            )
+            asked = {"topk_sample_logprobs": self.top_k} if self.top_k else {}
+            ids = types.ModelInput.from_ints(list(prompt))
+            futures.append(self.sampling.sample(ids, grpo.rollouts_per_prompt, how, **asked))
+        end = time.monotonic() + self.patience_s
+        answers = [self._wait(f, "samples", True, end) for f in futures]
+        return [[self._completion(s) for s in answer.sequences] for answer in answers]
+
+    def _completion(self, sequence: Any) -> Completion:
+        tokens, logprobs = list(sequence.tokens), sequence.logprobs
+        if logprobs is None or len(logprobs) != len(tokens):
+            raise InputError("backend", "tinker", "the service gives no log-probs of its samples", "use another one")
+        head = None
+        if self.top_k:
+            found = sequence.topk_logprobs_np
+            whole = found is not None and found.logprobs.shape == (len(tokens), self.top_k)
+            if not whole or (found.logprobs < ABSENT_LOGPROB).any():
+                reason = f"the service does not give the {self.top_k} likeliest tokens of every position"
+                raise InputError("backend", "tinker", reason, "use one that honours topk_sample_logprobs")
+            head = Head(found.token_ids, found.logprobs)
+        reason = "stop" if sequence.stop_reason == "stop" else "length"
+        return Completion(tokens, list(logprobs), reason, entropy_sum=-float(sum(logprobs)), head=head)
+
+    def update(self, updates: Sequence[Update], loss: Loss) -> float | None:
+        """Take one optimizer step by the gradient of `loss`; return the gradient's norm if the service tells it.
+
+        A stop is not heard in between: the step is taken whole.
+
+        Args:
+            updates: the completions; the service scores their tokens, and their heads.
+            loss: given the log-probs of each completion's own positions, in order.
+        """
+        types = self.tinker.types
+        data = [
+            types.Datum(
+                model_input=types.ModelInput.from_ints([*u.prompt_ids, *u.completion.token_ids[:-1]]),
+                loss_fn_inputs={"target_tokens": types.TensorData.from_torch(u.targets(self.top_k))},
+            )
+            for u in updates
+        ]
+
+        def custom(_: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+            own = [lp[-len(u.completion.token_ids) :] for lp, u in zip(logprobs, updates, strict=True)]
+            return loss(own), {}
+
+        g = self.cell.grpo
+        adam = types.AdamParams(
+            learning_rate=self.cell.lr,
+            beta1=g.adam_beta1,
+            beta2=g.adam_beta2,
+            eps=1e-8,
+            weight_decay=g.weight_decay,
+            grad_clip_norm=g.max_grad_norm,
+        )
+        # The step is asked for only when the gradient is known to be there: one that failed must not be half taken.
+        self._wait(self.training.forward_backward_custom(data, custom), "a gradient")
+        metrics = self._wait(self.training.optim_step(adam), "an optimizer step").metrics or {}
+        return next((float(metrics[k]) for k in GRAD_NORMS if k in metrics), None)
+
+    def save(self, name: str) -> str:
+        """Save weights and optimizer on the service; return the address they are taken up by."""
+        return str(self._wait(self.training.save_state(name, overwrite=True), "a saved state").path)
+
+    def export(self, name: str, folder: Path) -> None:
+        """Fetch the weights in Hugging Face's format, the adapters or the whole model, into an empty folder."""
+        saved = self._wait(self.training.save_weights_external(name), "exported weights")
+        urls = self._wait(
+            self.client.create_rest_client().get_external_weights_urls(saved.path), "their addresses"
+        ).urls
+        for file, url in urls.items():
+            target = (folder / file).resolve()
+            if not target.is_relative_to(folder.resolve()):
+                raise InputError("backend", "tinker", f"the service names a file {file!r}", "use another one")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._wait(self.pool.submit(_download, url, target, self.patience_s), file)
+
+    def close(self) -> None:
+        """End the session."""
+        self.pool.submit(self.client.close)
+        self.pool.shutdown(wait=False)
+
+    def _wait(self, future: Any, what: str, stoppable: bool = False, end: float | None = None) -> Any:
+        """Return a call's result.
+
+        Raises:
+            InputError, MachineError: what a person must mend.
+            Stopped: asked to stop, or nothing came in time, or the service failed.
+        """
+        inner = future if isinstance(future, concurrent.futures.Future) else future.future()
+        end = time.monotonic() + self.patience_s if end is None else end
+        while not concurrent.futures.wait([inner], timeout=SLICE_S).done:
+            if stoppable and (reason := self.stopping()):
+                inner.cancel()
+                raise Stopped(f"{reason}: stopped while waiting for {what}; run the same command again")
+            if time.monotonic() > end:
+                inner.cancel()
+                seconds = f"{self.patience_s:.0f} s"
+                raise Stopped(f"service=tinker: no {what} within {seconds}; run the same command again")
+        failure = inner.exception()
+        if failure is not None:
+            raise self._told(failure, what) from failure
+        return inner.result()
+
+    def _told(self, failure: BaseException, what: str) -> BaseException:
+        """Return the failure of a call as one that a person or a launcher can act on; an unknown one as it is."""
+        t, said = self.tinker, " ".join(str(failure).split())[:300] or type(failure).__name__
+        if isinstance(failure, t.AuthenticationError | t.PermissionDeniedError | t.BillingError):
+            return MachineError("TINKER_API_KEY", "...", f"no {what}: {said}", "check the key and the account")
+        theirs = isinstance(failure, t.RequestFailedError) and str(failure.category).lower() == "user"
+        if theirs or isinstance(failure, t.BadRequestError | t.NotFoundError | t.UnprocessableEntityError):
+            return InputError("backend", "tinker", f"no {what}: {said}", "check model, state and service")
+        if isinstance(failure, t.TinkerError | ConnectionError | TimeoutError | OSError):
+            return Stopped(f"service=tinker: no {what}: {said}; run the same command again")
+        if "api_key" in said.lower():
+            return MachineError("TINKER_API_KEY", "", said, "set it")
+        return failure
+
+
+def _download(url: str, target: Path, timeout_s: float) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise InputError("backend", "tinker", f"an address that is none: {url[:80]}", "use another service")
+    with urllib.request.urlopen(url, timeout=timeout_s) as answer, target.open("wb") as out:
+        while block := answer.read(1 << 20):
+            out.write(block)
