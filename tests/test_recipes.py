@@ -107,7 +107,7 @@ def test_the_image_installs_the_tested_torch_as_an_ordinary_user():
     runs = [rest for word, rest in steps if word == "RUN"]
     assert [re.findall(r"torch==[\d.]+", r) for r in runs if "torch==" in r] == [[wanted, wanted]]
     users = [i for i, (word, _) in enumerate(steps) if word == "USER"]
-    assert steps[users[-1]][1] == "ablation"
+    assert steps[users[-1]][1] == "1000"
     for i, (word, rest) in enumerate(steps):
         if word == "COPY":
             assert i > users[-1] and rest.startswith("--chown=ablation")
