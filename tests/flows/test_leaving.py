@@ -1,4 +1,4 @@
-"""deployments/worker.py on a real server: told to stop, it takes its runs along, and they go on elsewhere."""
+"""deployments/worker.py on a real server: told to stop, it lets its runs save, and they go on elsewhere."""
 
 import json
 import signal
@@ -53,7 +53,7 @@ def start_worker(deployed, tmp_path):
 def test_a_host_that_is_taken_back_hands_its_cell_on(deployed, start_worker, tmp_path, wait_for):
     runs = tmp_path / "runs"
     run, worker = start_cell(deployed, runs), start_worker()
-    wait_for(lambda: trainers(runs), 300, "a trainer")
+    wait_for(lambda: trainers(runs), 600, "a trainer", 0.5)
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(90) == 75
     assert trainers(runs) == []
