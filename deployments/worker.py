@@ -40,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     # Prefect's worker stops itself by SIGINT, which a shell's `&` lets its children ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _tell)
-    worker = subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", args.pool, *limit])
+    # A session of its own: Ctrl-C, and a signal to the whole group, come to us alone.
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", args.pool, *limit]
+    worker = subprocess.Popen(command, start_new_session=True)
     try:
         while worker.poll() is None or runs(worker):
             time.sleep(0.5)
