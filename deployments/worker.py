@@ -1,11 +1,11 @@
-"""python deployments/worker.py --pool gpu [--limit 8]: a Prefect worker that takes its runs along when it must end.
+"""python deployments/worker.py --pool gpu [--limit 8]: a Prefect worker whose runs save when it must end.
 
-Prefect's own worker leaves its runs behind when it is told to stop. That is right where they can go on without it, and
-wrong where everything ends with it: a container, a Slurm job, a machine that is taken back. Here SIGTERM stops the
-worker, so that it takes nothing new, then its runs: cells save, the server learns at once that the runs have crashed,
-and whoever wants them starts them elsewhere, from there.
+Told to stop, Prefect's own worker kills its runs: nothing is saved, and the server believes for minutes that they run.
+Here SIGTERM (`systemctl stop`, `docker stop`, Slurm's warning, a machine that is taken back) stops the worker where it
+is, so that it takes nothing new; then its runs are told: cells save, the server learns at once that the runs have
+crashed, and whoever wants them starts them elsewhere, from there. The worker ends last.
 
-Exit codes: 75 after a signal; else the worker's own, once its runs have ended.
+Exit codes: 75 after a signal; else the worker's own, once the runs that it left have ended.
 """
 
 import argparse
@@ -40,10 +40,12 @@ def main(argv: list[str] | None = None) -> int:
     # Prefect's worker stops itself by SIGINT, which a shell's `&` lets its children ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _tell)
-    worker = subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", args.pool, *limit])
+    # A session of its own: Ctrl-C, and a signal to the whole group, come to us alone.
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", args.pool, *limit]
+    worker = subprocess.Popen(command, start_new_session=True)
     try:
-        while worker.poll() is None or children(worker):
-            time.sleep(0.2)
+        while worker.poll() is None or runs(worker):
+            time.sleep(0.5)
         return worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
     except (Told, KeyboardInterrupt):
         for sign in (signal.SIGTERM, signal.SIGINT):
@@ -57,23 +59,27 @@ def _tell(*_: object) -> None:
 
 
 def end(worker: "subprocess.Popen[bytes]") -> None:
-    """End the worker, then everything that it has left, with SIGTERM once and SIGKILL when the grace is over."""
+    """End the worker's runs, then the worker: SIGTERM once each, and SIGKILL to what is left after the grace."""
     over = time.monotonic() + GRACE_S
+    _send(worker.pid, signal.SIGSTOP)  # on SIGTERM it would kill its runs
     told: set[int] = set()
-    while time.monotonic() < over:
-        left = {worker.pid} if worker.poll() is None else children(worker)
-        if not left:
-            return
+    while (left := runs(worker)) and time.monotonic() < over:
         for pid in left - told:
             _send(pid, signal.SIGTERM)
         told |= left
         time.sleep(0.1)
-    for pid in children(worker):
+    for pid in left:
         _send(pid, signal.SIGKILL)
+    for sign in (signal.SIGTERM, signal.SIGCONT):  # in this order: it must not go on before it knows
+        _send(worker.pid, sign)
+    try:
+        worker.wait(max(1.0, over - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        worker.kill()
 
 
-def children(worker: "subprocess.Popen[bytes]") -> set[int]:
-    """Return our children that live; those that the worker left, and that have ended, are waited for."""
+def runs(worker: "subprocess.Popen[bytes]") -> set[int]:
+    """Return the worker's children and those of ours that it left; what of ours has ended is waited for."""
     me, found = os.getpid(), set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -81,11 +87,11 @@ def children(worker: "subprocess.Popen[bytes]") -> set[int]:
         except OSError:
             continue  # it ended while we looked
         pid = int(entry.name)
-        if int(parent) != me:
+        if int(parent) not in (me, worker.pid) or pid == worker.pid:
             continue
         if state != "Z":
             found.add(pid)
-        elif pid != worker.pid:
+        elif int(parent) == me:
             os.waitpid(pid, os.WNOHANG)
     return found
 

@@ -2,12 +2,14 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from evaluation.errors import AblationError
-from flows.cli import build_parser
+from flows.cli import build_parser, main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "deployments/README.md"]
@@ -30,7 +32,7 @@ def commands(page, program):
 
 def is_whole(command):
     """False for `ablation run EXPERIMENT`, `ablation publish STORE ...`: words for something else."""
-    return not re.search(r"\b(EXPERIMENT|STORE|SAMPLES|FILE|NAME|DIR|PATH_OR_REPO)\b|\.\.\.|--\w[\w-]*`?$", command)
+    return not re.search(r"\b(EXPERIMENT|STORE|SAMPLES|FILE|NAME|DIR|PATH_OR_REPO)\b|\.\.\.", command)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -57,3 +59,38 @@ def test_every_link_leads_somewhere(page):
         r"`((?:flows|tasks|training|evaluation|tests|deployments|docs|benchmarks)/[\w./-]+)`", page.read_text()
     ):
         assert (ROOT / name).exists(), name
+
+
+PLANS = sorted(
+    {
+        c
+        for p in PAGES
+        if p.name != "adding.md"
+        for c in filter(is_whole, commands(p, "ablation plan"))
+        if c.count(" ") > 1
+    }
+)
+
+
+@pytest.mark.parametrize("command", PLANS)
+def test_every_plan_is_one_that_can_be_made(command, capsys):
+    assert main(shlex.split(command)[1:]) == 0
+    assert "cells" in capsys.readouterr().out
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "words",
+    sorted(
+        {
+            " ".join(c.split()[1:3])
+            for p in PAGES
+            for c in commands(p, "prefect")
+            if re.match(r"prefect [a-z-]+ [a-z]", c)
+        }
+    ),
+)
+def test_every_command_of_prefect_is_there(words):
+    argv = [sys.executable, "-m", "prefect", *words.split(), "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -89,7 +89,7 @@ def test_a_run_shows_what_it_does(control_worker, finished):
     costs = {r["what"]: r for r in json.loads(found["micro-costs"]["data"])}
     sizes = [p.stat().st_size for p in (finished / "store").glob("*/global_step_*/*")]
     assert costs["checkpoints"]["actual"] == pytest.approx(sum(sizes) / 1e9, abs=1e-6)
-    assert costs["training"]["actual"] > 0 and all(r["planned"] > 0 for r in costs.values())
+    assert costs["training"]["planned"] > 0 < costs["training"]["actual"]
     logs = ask(control_worker, "/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
     said = "\n".join(e["message"] for e in logs)
     assert f"{CELLS[0]}: " in said and "step 4 of 4: reward" in said  # the trainer's own words
