@@ -35,13 +35,13 @@ def scores_csv(given: ReportInput) -> str:
 def _csv_rows(
     given: ReportInput, protocol: Protocol, run: RunEvidence | None, step: int, score: Score | None
 ) -> Iterator[dict[str, Any]]:
-    clean, clusters = given.clean.get(protocol.benchmark), given.clusters(protocol.benchmark)
+    clean = given.clean.get(protocol.benchmark)
     subsets: list[tuple[str, frozenset[str] | None]] = [("all", None)]
     if clean:
         subsets.append(("clean", clean))
     for suite in _suites(given, protocol):
         for subset, ids in subsets:
-            found = score.estimates(suite, protocol.reported_ks, ids, clusters) if score else {}
+            found = given.estimates(protocol, score, suite, ids) if score else {}
             for k in protocol.reported_ks:
                 e = found.get(k)
                 yield {
