@@ -189,7 +189,7 @@ def scores_table(given: ReportInput, protocol: Protocol, *, ends: bool = False) 
     extra = (
         "pass@1, first suite alone",
         *(["pass@1, clean subset"] if clean else []),
-        "sampling error of pass@1",
+        "Wilson's interval" if protocol.n == 1 else "sampling error of pass@1",
         "unjudged",
     )
     rows: list[Row] = [("folder", *(f"pass@{k}" for k in ks), *extra)]
@@ -201,10 +201,8 @@ def scores_table(given: ReportInput, protocol: Protocol, *, ends: bool = False) 
         found = given.estimates(protocol, score)
         first = given.estimates(protocol, score, "base")[1]
         subset = [estimate_text(given.estimates(protocol, score, subset=clean)[1])] if clean else []
-        error = sampling_error(list(score.judged(score.suite).values()), 1)
-        told = "" if error is None else f"{error:.4f}"
         cells = (estimate_text(found[k]) for k in ks)
-        rows.append((name, *cells, estimate_text(first), *subset, told, str(score.num_errors)))
+        rows.append((name, *cells, estimate_text(first), *subset, _noise_text(score), str(score.num_errors)))
 
     add(f"{given.model}/global_step_0 (base)", given.base.get(protocol.benchmark), "missing")
     for run in given.runs:
@@ -212,6 +210,16 @@ def scores_table(given: ReportInput, protocol: Protocol, *, ends: bool = False) 
             score = run.scores.get(protocol.benchmark, {}).get(step)
             add(f"{run.label}/global_step_{step}", score, absence(run, step))
     return Table(f"Scores on {protocol.benchmark}", tuple(rows), _scores_note(rows))
+
+
+def _noise_text(score: Score) -> str:
+    """Return what other samples would change: Wilson's interval of single answers, else the sampling error."""
+    judged = list(score.judged(score.suite).values())
+    if score.n == 1 and judged and all(n == 1 for n, _ in judged):
+        low, high = wilson_interval(sum(c for _, c in judged), len(judged))
+        return f"{low:.3f} to {high:.3f}"
+    error = sampling_error(judged, 1)
+    return "" if error is None else f"{error:.4f}"
 
 
 def _scores_note(rows: Sequence[Row]) -> str:
