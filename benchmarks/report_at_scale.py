@@ -9,6 +9,7 @@ Exit 1 past 60 s or 5 MB. The store takes about half a gigabyte.
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -147,6 +148,8 @@ def main() -> int:
         print(done.stdout[-2000:], done.stderr[-2000:], f"exit {done.returncode}")
         return 1
     size = page.stat().st_size
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"processor: {used.ru_utime + used.ru_stime:.1f} s")
     print(f"{seconds:.1f} s (at most {MOST_SECONDS:g}), page {size / 1e6:.2f} MB (at most {MOST_BYTES / 1e6:g})")
     return 0 if seconds < MOST_SECONDS and size < MOST_BYTES else 1
 
