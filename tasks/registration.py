@@ -13,6 +13,7 @@ from typing import Any, Literal
 from prefect import task
 from pydantic import Field, ValidationError
 
+from evaluation.errors import InputError
 from evaluation.files import write_json
 from evaluation.manifests import Provenance, Revisions, write_manifest
 from evaluation.records import Record
@@ -46,8 +47,16 @@ def register(work: Work) -> str:
 
 
 def declare(store: Store, experiment: Experiment, cells: Sequence[Cell]) -> str:
-    """Write the declaration of an experiment, unless it, or a report, is there."""
+    """Write the declaration of an experiment, unless it, or a report, is there.
+
+    Raises:
+        InputError: what is there is by another declaration: no report of these runs could be stored.
+    """
     rel = f"reports/{experiment.name}"
+    found = store.manifest(rel)
+    if found is not None and found.fingerprint != experiment.sha256:
+        where, reason = f"{store.url}/{rel}", f"is by another declaration than {experiment.sha256[:12]}"
+        raise InputError("store", where, reason, "use another --store: a criterion is not changed after the runs")
     if store.backend.list(rel):
         return "registered before"
     stored = set(store.backend.folders(""))

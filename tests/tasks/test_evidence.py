@@ -118,6 +118,8 @@ def test_another_criterion_after_the_runs_were_seen_is_refused(store: Store, tmp
     cells = MICRO.cells()
     declare(store, MICRO, cells)
     kinder = MICRO.replace(criterion=MICRO.criterion.replace(degraded_drop=0.5))
+    with pytest.raises(InputError, match="by another declaration"):
+        declare(store, kinder, cells)  # before anything trains
     assert MICRO.sha256 in departures(store, kinder, {c.name for c in cells})[0]
     with pytest.raises(InputError, match="holds another run"):
         publish_report(store, gather(store, kinder, cells, [], None), tmp_path / "out", {})
