@@ -7,7 +7,7 @@ from pydantic import Field
 
 from evaluation.curves import Classified, Criterion, RunEvidence, classify
 from evaluation.drops import DropJudgement, Limb, RunEnding, Verdict, judge_pair, run_ending
-from evaluation.ladders import ArmBoundary, ArmShift, Shift, compare, locate
+from evaluation.ladders import ArmBoundary, ArmShift, Shift, compare, locate, with_seeds_needed
 from evaluation.records import Record
 from evaluation.scores import Score
 
@@ -99,7 +99,8 @@ def find(
     classified = [classify(r, base, benchmark, criterion, clusters) for r in runs]
     boundary = {arm: locate([c for c in classified if c.arm == arm], criterion) for arm in arm_labels}
     control, *others = arm_labels
-    shifts = {arm: compare(classified, control, arm, arm_labels, criterion) for arm in others}
+    seen = {arm: compare(classified, control, arm, arm_labels, criterion) for arm in others}
+    shifts = {arm: with_seeds_needed(found, classified, control, arm, criterion) for arm, found in seen.items()}
     main = next(iter(shifts.values()), _ONE_ARM)
     asked = (list(pairs) or [(control, arm) for arm in others[:1]]) if criterion.rule == "drop" else []
     judgements = [judge_pair(runs, base, benchmark, pair, criterion) for pair in asked]

@@ -6,7 +6,7 @@ from evaluation.contamination import Contamination
 from evaluation.curves import Criterion, RunEvidence
 from evaluation.protocol import Protocol
 from evaluation.records import Record
-from evaluation.scores import Score
+from evaluation.scores import Estimate, Score, Suite
 
 
 class SampleShown(Record):
@@ -74,6 +74,13 @@ class ReportInput:
     def primary(self) -> str:
         """Benchmark that the finding rests on."""
         return self.protocols[0].benchmark
+
+    def estimates(
+        self, protocol: Protocol, score: Score, suite: Suite | None = None, subset: frozenset[str] | None = None
+    ) -> dict[int, Estimate]:
+        """Return a score's pass@k for every reported k, and for 1, near-duplicate problems drawn together."""
+        ks = tuple(sorted({1, *protocol.reported_ks}))
+        return score.estimates(suite or score.suite, ks, subset, self.clusters(protocol.benchmark))
 
     def clusters(self, benchmark: str) -> dict[str, int] | None:
         """Label of each problem of a benchmark that has near-duplicates; None where that is not known."""

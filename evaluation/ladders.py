@@ -15,6 +15,8 @@ from evaluation.curves import Classified, Criterion
 from evaluation.records import Record
 from evaluation.statistics import stratified_test
 
+_Count = tuple[int, int]
+"""(unstable, all) runs."""
 Shift = Literal["up", "down", "not_detectable", "not_identified"]
 
 _RESAMPLES = 2000
@@ -141,37 +143,46 @@ def compare(
             kind = "unstable" if ended and ended[0].unstable else "stable"
             text = f"every ended run of '{labels[arm]}' is {kind}" if ended else f"no run of '{labels[arm]}' has ended"
             return ArmShift(shift="not_identified", min_detectable=None, p=None, text=text)
-    shared = sorted({r.lr for r in arms[control]} & {r.lr for r in arms[treated]})
-    counted = ({x: _count([r for r in arms[a] if r.lr == x]) for x in shared} for a in (control, treated))
-    strata = list(zip(*(found.values() for found in counted), strict=True))
+    strata = _strata(arms[control], arms[treated])
     more = sum(c[0] * t[1] > t[0] * c[1] for c, t in strata)
     less = sum(c[0] * t[1] < t[0] * c[1] for c, t in strata)
     text = (
-        f"of {len(shared)} rates, {more} broke '{labels[control]}' more often and {less} broke '{labels[treated]}' more"
+        f"of {len(strata)} rates, {more} broke '{labels[control]}' more often and {less} broke '{labels[treated]}' more"
     )
     seeds = min(len({r.seed for r in ended}) for ended in arms.values())
-    if seeds < criterion.min_seeds_for_interval or not shared:
+    if seeds < criterion.min_seeds_for_interval or not strata:
         count = "one seed" if seeds == 1 else f"{seeds} seeds"
         text += f"; {count}, no test (at least {criterion.min_seeds_for_interval} seeds needed)"
         return ArmShift(shift="not_detectable", min_detectable=None, p=None, text=text)
     p = stratified_test([(c[0], c[1], t[0], t[1]) for c, t in strata])
-    minimum = smallest_shift(min(min(c[1], t[1]) for c, t in strata), len(shared), 1 - criterion.confidence)
+    minimum = smallest_shift(min(min(c[1], t[1]) for c, t in strata), len(strata), 1 - criterion.confidence)
     text += f"; exact test within rates, p = {p:.2g}, {seeds} seeds"
     if p > 1 - criterion.confidence:
-        needed = seeds_needed(strata, criterion)
-        text += _needed_text(needed)
-        return ArmShift(shift="not_detectable", min_detectable=minimum, p=p, seeds_needed=needed, text=text)
+        return ArmShift(shift="not_detectable", min_detectable=minimum, p=p, text=text)
     fewer = sum(t[0] / t[1] - c[0] / c[1] for c, t in strata) < 0
     return ArmShift(shift="up" if fewer else "down", min_detectable=minimum, p=p, text=text)
 
 
-def _needed_text(needed: int | None) -> str:
-    if needed is None:
-        return f"; more than {_MOST_SEEDS} seeds a rate would be needed to see a shift of one rung"
-    return f"; about {needed} seeds a rate would be needed to see a shift of one rung"
+def _strata(first: Sequence[Classified], second: Sequence[Classified]) -> list[tuple[_Count, _Count]]:
+    """Return the (unstable, all) runs of both arms at each rate that both have, rates ascending."""
+    shared = sorted({r.lr for r in first} & {r.lr for r in second})
+    return [(_count([r for r in first if r.lr == x]), _count([r for r in second if r.lr == x])) for x in shared]
 
 
-def seeds_needed(strata: Sequence[tuple[tuple[int, int], tuple[int, int]]], criterion: Criterion) -> int | None:
+def with_seeds_needed(
+    found: ArmShift, runs: Sequence[Classified], control: str, treated: str, criterion: Criterion
+) -> ArmShift:
+    """Return a comparison that found nothing with how many seeds it would have taken; any other as it is."""
+    if found.shift != "not_detectable" or found.p is None:
+        return found
+    arms = ([r for r in runs if r.arm == a and r.run_class != "incomplete"] for a in (control, treated))
+    needed = seeds_needed(_strata(*arms), criterion)
+    words = f"about {needed}" if needed is not None else f"more than {_MOST_SEEDS}"
+    text = f"{found.text}; {words} seeds a rate would be needed to see a shift of one rung"
+    return found.replace(seeds_needed=needed, text=text)
+
+
+def seeds_needed(strata: Sequence[tuple[_Count, _Count]], criterion: Criterion) -> int | None:
     """Return with how many seeds a rate the test would see a shift of one rung with a power of .8, by simulation.
 
     The chance that a run breaks at a rung is taken from both arms together, half a run added to either side so that
@@ -192,7 +203,7 @@ def seeds_needed(strata: Sequence[tuple[tuple[int, int], tuple[int, int]]], crit
     return None
 
 
-def _count(runs: Sequence[Classified]) -> tuple[int, int]:
+def _count(runs: Sequence[Classified]) -> _Count:
     """Return (unstable, all) runs."""
     return sum(r.unstable for r in runs), len(runs)
 

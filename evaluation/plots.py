@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from evaluation.curves import Classified, RunEvidence, trailing_means
+from evaluation.given import ReportInput
 from evaluation.ladders import rate_text
-from evaluation.scores import Score
 
 MARKERS = {"stable": "o", "degraded": "v", "collapsed": "X", "diverged": "*", "incomplete": "s"}
 STYLES = ("-", "--", ":", "-.")
@@ -59,8 +59,9 @@ def _marker(run_class: str, size: float) -> dict[str, Any]:
     }
 
 
-def plot_curves(runs: Sequence[RunEvidence], base: Score | None, benchmark: str, arm_labels: dict[str, str]) -> bytes:
+def plot_curves(given: ReportInput) -> bytes:
     """Return a PNG with a column a rate: pass@1 with its 95 % band above, the training reward below."""
+    runs, arm_labels = given.runs, given.arm_labels
     rates = sorted({r.lr for r in runs})
     columns = max(1, min(WIDEST, len(rates)))
     pairs = max(1, -(-len(rates) // columns))
@@ -79,7 +80,7 @@ def plot_curves(runs: Sequence[RunEvidence], base: Score | None, benchmark: str,
             top.set_axis_off()
             bottom.set_axis_off()
             continue
-        _draw_rate(top, bottom, [r for r in runs if r.lr == rates[index]], base, benchmark, looks)
+        _draw_rate(top, bottom, [r for r in runs if r.lr == rates[index]], given, looks)
         top.set_title(f"learning rate {rate_text(rates[index])}", fontsize=10)
         bottom.set_xlabel("global step")
         bottom.tick_params(labelbottom=True)
@@ -97,13 +98,12 @@ def _draw_rate(
     top: Axes,
     bottom: Axes,
     runs: Sequence[RunEvidence],
-    base: Score | None,
-    benchmark: str,
+    given: ReportInput,
     looks: dict[str, dict[str, Any]],
 ) -> None:
     for run in runs:
         look = looks[run.arm]
-        _draw_scores(top, run, base, benchmark, look)
+        _draw_scores(top, run, given, look)
         steps = range(1, len(run.rewards) + 1)
         bottom.plot(steps, trailing_means(run.rewards, 5), linewidth=1.2, **{**look, "marker": ""})
 
@@ -116,9 +116,10 @@ def _same_heights(panels: Sequence[Axes]) -> None:
         axes.grid(alpha=0.3)
 
 
-def _draw_scores(axes: Axes, run: RunEvidence, base: Score | None, benchmark: str, look: dict[str, Any]) -> None:
-    scores = ({0: base} if base else {}) | run.scores.get(benchmark, {})
-    points = [(step, scores[step].estimate(scores[step].suite, 1)) for step in sorted(scores)]
+def _draw_scores(axes: Axes, run: RunEvidence, given: ReportInput, look: dict[str, Any]) -> None:
+    base = given.base.get(given.primary)
+    scores = ({0: base} if base else {}) | run.scores.get(given.primary, {})
+    points = [(step, given.estimates(given.protocols[0], scores[step])[1]) for step in sorted(scores)]
     points = [(s, e) for s, e in points if e.value is not None]
     if not points:
         return

@@ -90,8 +90,7 @@ def draw_pictures(given: ReportInput) -> dict[str, bytes]:
     """Return the PNGs by file name."""
     from evaluation.plots import plot_curves, plot_ladder
 
-    base = given.base.get(given.primary)
-    curves = {"curves.png": plot_curves(given.runs, base, given.primary, given.arm_labels)}
+    curves = {"curves.png": plot_curves(given)}
     if given.criterion.rule == "drop":
         return curves
     return {"ladder.png": plot_ladder(_classified(given), given.arm_labels)} | curves

@@ -35,13 +35,14 @@ def scores_csv(given: ReportInput) -> str:
 def _csv_rows(
     given: ReportInput, protocol: Protocol, run: RunEvidence | None, step: int, score: Score | None
 ) -> Iterator[dict[str, Any]]:
-    clean, clusters = given.clean.get(protocol.benchmark), given.clusters(protocol.benchmark)
+    clean = given.clean.get(protocol.benchmark)
     subsets: list[tuple[str, frozenset[str] | None]] = [("all", None)]
     if clean:
         subsets.append(("clean", clean))
     for suite in _suites(given, protocol):
         for subset, ids in subsets:
-            found = score.estimates(suite, protocol.reported_ks, ids, clusters) if score else {}
+            found = given.estimates(protocol, score, suite, ids) if score else {}
+            errors = _errors(score, ids) if score else ""
             for k in protocol.reported_ks:
                 e = found.get(k)
                 yield {
@@ -61,7 +62,7 @@ def _csv_rows(
                     "value": e.value if e and e.value is not None else "",
                     "low": e.low if e and e.low is not None else "",
                     "high": e.high if e and e.high is not None else "",
-                    "num_harness_errors": _errors(score, ids) if score else "",
+                    "num_harness_errors": errors,
                     "protocol": protocol.folder,
                     "status": _status(score, e, run, step),
                 }

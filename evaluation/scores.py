@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -142,18 +143,24 @@ def estimate_pass_at_ks(
         ks: those asked for.
         clusters_P: a label a problem, or None.
     """
+    found = _estimates(tuple(judged), tuple(ks), None if clusters_P is None else tuple(clusters_P))
+    return dict(zip(ks, found, strict=True))
+
+
+@lru_cache(maxsize=4096)  # a report's tables, pictures and CSV ask for the same
+def _estimates(
+    judged: tuple[tuple[int, int], ...], ks: tuple[int, ...], clusters_P: tuple[int, ...] | None
+) -> tuple[Estimate, ...]:
     counts = {k: sum(n >= k for n, _ in judged) for k in ks}
     known = [k for k in ks if judged and counts[k] == len(judged)]
     found = {k: Estimate(value=None, low=None, high=None, num_problems=counts[k]) for k in ks}
-    if not known:
-        return found
     values_PK = np.array([[pass_at_k(n, c, k) for k in known] for n, c in judged])
-    intervals = bootstrap_intervals(values_PK, clusters_P=clusters_P)
-    for k, values_P, (low, high) in zip(known, values_PK.T.tolist(), intervals, strict=True):
+    intervals = bootstrap_intervals(values_PK, clusters_P=clusters_P) if known else []
+    for k, values_P, (low, high) in zip(known, values_PK.T.tolist() if known else [], intervals, strict=True):
         value = sum(values_P) / len(values_P)
         # Where all problems agree, the interval is the value itself up to rounding: never past it.
         found[k] = Estimate(value=value, low=min(low, value), high=max(high, value), num_problems=len(judged))
-    return found
+    return tuple(found[k] for k in ks)
 
 
 def sample_outcome(verdict: Verdict) -> Outcome:

@@ -169,11 +169,10 @@ def scores_table(given: ReportInput, protocol: Protocol, *, ends: bool = False) 
     every, few = protocol.reported_ks, range(0, len(protocol.reported_ks), max(1, len(protocol.reported_ks) // 3))
     ks = tuple(dict.fromkeys([*(every[i] for i in few), every[-1]])) if ends else every
     clean = given.clean.get(protocol.benchmark)
-    clusters = given.clusters(protocol.benchmark)
     extra = (
         "pass@1, first suite alone",
         *(["pass@1, clean subset"] if clean else []),
-        "sampling error of pass@1",
+        "Wilson's interval" if protocol.n == 1 else "sampling error of pass@1",
         "unjudged",
     )
     rows: list[Row] = [("folder", *(f"pass@{k}" for k in ks), *extra)]
@@ -182,13 +181,11 @@ def scores_table(given: ReportInput, protocol: Protocol, *, ends: bool = False) 
         if score is None:
             rows.append((name, *(status for _ in ks), *("" for _ in extra)))
             return
-        found = score.estimates(score.suite, ks, clusters=clusters)
-        first = score.estimates("base", (1,), clusters=clusters)[1]
-        subset = [estimate_text(score.estimates(score.suite, (1,), clean, clusters)[1])] if clean else []
-        error = sampling_error(list(score.judged(score.suite).values()), 1)
-        told = "" if error is None else f"{error:.4f}"
+        found = given.estimates(protocol, score)
+        first = given.estimates(protocol, score, "base")[1]
+        subset = [estimate_text(given.estimates(protocol, score, subset=clean)[1])] if clean else []
         cells = (estimate_text(found[k]) for k in ks)
-        rows.append((name, *cells, estimate_text(first), *subset, told, str(score.num_errors)))
+        rows.append((name, *cells, estimate_text(first), *subset, _noise_text(score), str(score.num_errors)))
 
     add(f"{given.model}/global_step_0 (base)", given.base.get(protocol.benchmark), "missing")
     for run in given.runs:
@@ -196,6 +193,16 @@ def scores_table(given: ReportInput, protocol: Protocol, *, ends: bool = False) 
             score = run.scores.get(protocol.benchmark, {}).get(step)
             add(f"{run.label}/global_step_{step}", score, absence(run, step))
     return Table(f"Scores on {protocol.benchmark}", tuple(rows), _scores_note(rows))
+
+
+def _noise_text(score: Score) -> str:
+    """Return what other samples would change: Wilson's interval of single answers, else the sampling error."""
+    judged = list(score.judged(score.suite).values())
+    if score.n == 1 and judged and all(n == 1 for n, _ in judged):
+        low, high = wilson_interval(sum(c for _, c in judged), len(judged))
+        return f"{low:.3f} to {high:.3f}"
+    error = sampling_error(judged, 1)
+    return "" if error is None else f"{error:.4f}"
 
 
 def _scores_note(rows: Sequence[Row]) -> str:
@@ -235,13 +242,13 @@ def contamination_table(given: ReportInput) -> Table | None:
     rows: list[Row] = [("folder", "benchmark", "all", "clean", "clean and no near-duplicate")]
     for protocol in given.protocols if found else ():
         assert found is not None
-        benchmark, clusters = protocol.benchmark, given.clusters(protocol.benchmark)
+        benchmark = protocol.benchmark
         base, clean = given.base.get(benchmark), frozenset(found.clean.get(benchmark, ()))
         strict = clean - {d.evaluation_id for d in found.near if d.benchmark == benchmark}
         scores = [(f"{given.model}/global_step_0 (base)", base)] if base else []
         scores += [(f"{r.label}/global_step_{s}", score) for r, s, score in last_scores(given, protocol)]
         for name, score in scores:
-            three = (score.estimates(score.suite, (1,), ids, clusters)[1] for ids in (None, clean, strict))
+            three = (given.estimates(protocol, score, subset=ids)[1] for ids in (None, clean, strict))
             cells = (f"{estimate_text(e)}, {e.num_problems} problems" for e in three)
             rows.append((name, benchmark, *cells))
     note = f"pass@1. Clean: no shared assert ({found.rule}). Near-duplicates: {found.near_rule}." if found else ""

@@ -107,11 +107,9 @@ def shown_samples(
         if why:
             notes.append(f"no programs of {folder} are shown: {why}")
             continue
-        chosen = _first_of_each(files["verdicts.jsonl"], frozenset(problems))
-        wanted = {(v["task_id"], v["index"]): v for v in chosen}
-        for row in _rows(files["samples.jsonl"], frozenset(problems)):
-            if (verdict := wanted.get((row["task_id"], row["index"]))) is not None:
-                found.append(_shown(folder, row, verdict))
+        wanted = {(v["task_id"], v["index"]): v for v in _first_of_each(files["verdicts.jsonl"], problems)}
+        heads = [f'{{"task_id": {json.dumps(p)}, "index": {i},' for p, i in wanted]
+        found += [_shown(folder, r, wanted[r["task_id"], r["index"]]) for r in _rows(files["samples.jsonl"], heads)]
         sources += [(f"{rel}/{n}", hashlib.sha256(raw).hexdigest()) for n, raw in files.items()]
     order = {p: i for i, p in enumerate(problems)}
     found.sort(key=lambda s: order[s.problem_id])  # stable: folders stay in order
@@ -135,16 +133,16 @@ def _checked_files(store: Store, rel: str) -> tuple[dict[str, bytes], str]:
     return files, ""
 
 
-def _rows(raw: bytes, problems: frozenset[str]) -> list[dict[str, Any]]:
-    """Return the rows of some problems; a line that names none of them at its head is not parsed."""
-    heads = tuple(f'{{"task_id": {json.dumps(p)},'.encode() for p in problems)
-    return [json.loads(line) for line in io.BytesIO(raw) if line.startswith(heads)]
+def _rows(raw: bytes, heads: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows that begin with one of these texts; of a hundred thousand others none is parsed."""
+    beginnings = tuple(h.encode() for h in heads)
+    return [json.loads(line) for line in io.BytesIO(raw) if line.startswith(beginnings)]
 
 
-def _first_of_each(raw: bytes, problems: frozenset[str]) -> list[dict[str, Any]]:
+def _first_of_each(raw: bytes, problems: Sequence[str]) -> list[dict[str, Any]]:
     """Return each problem's first verdict that is a pass, and its first that is not."""
     found: dict[tuple[str, bool], dict[str, Any]] = {}
-    for row in _rows(raw, problems):
+    for row in _rows(raw, [f'{{"task_id": {json.dumps(p)},' for p in problems]):
         passed = row["base"] == "pass" and row["plus"] in {"pass", None}
         found.setdefault((row["task_id"], passed), row)
     return list(found.values())

@@ -5,6 +5,7 @@ was changed after the runs were seen needs another store, and says so.
 """
 
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,13 @@ from typing import Any, Literal
 from prefect import task
 from pydantic import Field, ValidationError
 
+from evaluation.errors import InputError
 from evaluation.files import write_json
 from evaluation.manifests import Provenance, Revisions, write_manifest
 from evaluation.records import Record
 from tasks.retries import ONCE_EACH
 from tasks.work import Work
+from training.cell import Cell
 from training.experiment import Experiment
 from training.store import Store
 
@@ -40,23 +43,36 @@ class Registered(Record):
 @task(name="register", **ONCE_EACH)
 def register(work: Work) -> str:
     """Write what is declared to the store, once; return what was done."""
-    experiment, rel = work.experiment, f"reports/{work.experiment.name}"
-    if work.store.backend.list(rel):
+    return declare(work.store, work.experiment, work.cells)
+
+
+def declare(store: Store, experiment: Experiment, cells: Sequence[Cell]) -> str:
+    """Write the declaration of an experiment, unless it, or a report, is there.
+
+    Raises:
+        InputError: what is there is by another declaration: no report of these runs could be stored.
+    """
+    rel = f"reports/{experiment.name}"
+    found = store.manifest(rel)
+    if found is not None and found.fingerprint != experiment.sha256:
+        where, reason = f"{store.url}/{rel}", f"is by another declaration than {experiment.sha256[:12]}"
+        raise InputError("store", where, reason, "use another --store: a criterion is not changed after the runs")
+    if store.backend.list(rel):
         return "registered before"
-    stored = set(work.store.backend.folders(""))
+    stored = set(store.backend.folders(""))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         registered = Registered(
             experiment=experiment.model_dump(mode="json"),
             sha256=experiment.sha256,
-            cells=tuple(c.name for c in work.cells),
-            begun=tuple(c.name for c in work.cells if c.name in stored),
+            cells=tuple(c.name for c in cells),
+            begun=tuple(c.name for c in cells if c.name in stored),
             registered_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         write_json(folder / NAME, registered)
-        model = Revisions(model=work.model.name, datasets={})
+        model = Revisions(model=cells[0].model, datasets={})
         write_manifest(folder, "report", Provenance(fingerprint=experiment.sha256, revisions=model))
-        work.store.publish(folder, rel)
+        store.publish(folder, rel)
     return f"registered as {experiment.sha256}"
 
 

@@ -146,8 +146,7 @@ def _dash(look: int) -> Markup:
 def _points(given: ReportInput, run: RunEvidence) -> list[tuple[int, Estimate]]:
     base = given.base.get(given.primary)
     scores = ({0: base} if base else {}) | run.scores.get(given.primary, {})
-    clusters = given.clusters(given.primary)
-    found = [(s, scores[s].estimates(scores[s].suite, (1,), clusters=clusters)[1]) for s in sorted(scores)]
+    found = [(s, given.estimates(given.protocols[0], scores[s])[1]) for s in sorted(scores)]
     return [(s, e) for s, e in found if e.value is not None]
 
 

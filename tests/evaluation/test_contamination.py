@@ -34,6 +34,28 @@ def test_the_real_overlaps(tmp_path):
     }
 
 
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the local copies of MBPP and MBPP+")
+def test_the_real_near_duplicates_are_those_of_the_docs(tmp_path):
+    found = prepare(
+        "mbpp", 0, ["mbpp_plus"], tmp_path, str(DATA / "mbpp.jsonl"), str(DATA / "MbppPlus-v0.2.0.jsonl")
+    ).contamination
+    parts = (Path(__file__).resolve().parents[2] / "docs/near_duplicates.md").read_text().split("## ")[1:]
+    listed, clusters = {}, {}
+    for part in parts:
+        benchmark = next(b for b in PARTS if b in part.splitlines()[0])
+        text = part.splitlines()[4].rstrip(".")
+        if part.startswith("Among"):
+            clusters[benchmark] = tuple(tuple(f"Mbpp/{i}" for i in g.split()) for g in text.split("; "))
+            continue
+        for train, pairs in (group.split(": ") for group in text.split("; ")):
+            listed |= {
+                (benchmark, train, p.split(" (")[0]): float(p.split(" (")[1].rstrip(")")) for p in pairs.split(", ")
+            }
+    assert clusters == found.clusters
+    seen = {(d.benchmark, d.train_id[5:], d.evaluation_id[5:]): d.jaccard for d in found.near}
+    assert listed.keys() == seen.keys() and all(abs(listed[k] - seen[k]) < 0.006 for k in seen)
+
+
 def test_rule_ignores_the_name_and_the_spelling_only():
     train = [problem(1, "add", "assert add(1,2)==3", "assert add( 2, 2 ) == 4", "assert add(3, 3) == 6")]
     same = problem(2, "plus", "assert (plus(1, 2)) == 3", "assert plus(2,2)==4", "assert plus(9, 9) == 18")

@@ -193,6 +193,8 @@ def test_the_report_answers_first_and_lists_every_hole(folder: Path) -> None:
     assert "pass@1, clean subset" in text and "nan" not in text.lower().replace("non-finite", "")
     assert "\n| shift, replay | " in text
     assert "## Forgetting on mbpp_plus" in text and "McNemar" in text
+    # 12 of 12 greedy answers: the bootstrap has no width, Wilson's interval has.
+    assert "1.000 [1.000, 1.000], all agree: at least 0.758" in text and " 0.758 to 1.000 " in text
     rates = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| m_") and line.count("|") == 7]
     assert rates[:6] == ["1e-6", "1e-6", "3e-4", "3e-4", "1e-3", "1e-3"]
 
