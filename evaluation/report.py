@@ -14,7 +14,7 @@ from evaluation.drop_tables import drop_tables
 from evaluation.files import PARTIAL, write_json, write_text
 from evaluation.findings import Finding, find
 from evaluation.ladders import rate_text
-from evaluation.markdown import table
+from evaluation.markup import table
 from evaluation.protocol import Protocol
 from evaluation.results import drop_result
 from evaluation.scores import Estimate, Score, Suite

@@ -1,7 +1,7 @@
 """The flow `lr-ablation`: the learning-rate ladder, by name, in a form and from a command line."""
 
 import logging
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -50,23 +50,27 @@ def lr_ablation(
         mbpp: Local mbpp.jsonl instead of the hub's.
         mbpp_plus: Local MbppPlus-v0.2.0.jsonl instead of EvalPlus's download.
     """
+    return run_to_state(
+        experiment=experiment,
+        store=store,
+        runs=runs,
+        model=model,
+        seeds=seeds,
+        cells=tuple(cells) if cells else None,
+        max_parallel_cells=max_parallel_cells,
+        mbpp=mbpp,
+        mbpp_plus=mbpp_plus,
+    )
+
+
+def run_to_state(**words: Any) -> State:
+    """Run what a flow's parameters ask for; return its final state, whose message is the reason of a failure."""
     tell_from()
     if (flow_run.run_count or 0) > MAX_RESTARTS:
         return Failed(message=f"restarted {MAX_RESTARTS} times; look at the last attempt's logs")
 
     def body() -> Outcome:
-        parameters = Parameters(
-            experiment=experiment,
-            store=store,
-            runs=runs,
-            model=model,
-            seeds=seeds,
-            cells=tuple(cells) if cells else None,
-            max_parallel_cells=max_parallel_cells,
-            mbpp=mbpp,
-            mbpp_plus=mbpp_plus,
-        )
-        return run_ablation(parameters, Board())
+        return run_ablation(Parameters(**words), Board())
 
     state = verdict(body)[0]
     if state.is_failed():

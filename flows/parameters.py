@@ -38,6 +38,8 @@ class Parameters(Record):
     mbpp_plus: Text | None = None
     gsm8k: Text | None = None
     """Folder of GSM8K's files; None is the hub's."""
+    end_by: float | None = None
+    """Unix time at which the experiment's budget is spent: the flow's own word to other hosts."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:

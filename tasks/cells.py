@@ -3,10 +3,11 @@
 import importlib.util
 import logging
 import sys
+import time
 
 from prefect import task
 
-from evaluation.errors import InputError
+from evaluation.errors import IncompleteError, InputError
 from evaluation.files import write_json
 from evaluation.manifests import is_complete
 from tasks.launch import locked, on_device, run_to_end
@@ -34,6 +35,7 @@ def train(work: Work, cell: Cell, board: Board) -> None:
 
     Raises:
         InputError: the folder holds another configuration.
+        IncompleteError: the experiment's budget is spent.
         ChildFailed, ChildDied: the trainer did not get there.
         Fenced: another host has taken the cell over.
         Stopped: the flow is being torn down; the trainer has saved.
@@ -44,6 +46,10 @@ def train(work: Work, cell: Cell, board: Board) -> None:
         write_folder(work, cell)
         if work.ended_here(cell):
             return
+        if work.end_by is not None and time.time() >= work.end_by:
+            raise IncompleteError(
+                f"budget_minutes={work.experiment.budget_minutes}: spent before {cell.name} has ended"
+            )
         work.fence.claim(cell.name, folder.root)
         fetch_resume(work, cell)
         runtime = runtime_of(work, cell)
@@ -113,7 +119,7 @@ def runtime_of(work: Work, cell: Cell) -> Runtime:
         sampler="vllm" if gpu and importlib.util.find_spec("vllm") else "transformers",
         caged=here.caged,
         resume_every=None if small else 10 if gpu else 1,
-        end_by=here.end_by,
+        end_by=min((t for t in (here.end_by, work.end_by) if t is not None), default=None),
         report_to=here.report_to,
         experiment=work.experiment.name,
     )

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,21 @@ logger = logging.getLogger(__name__)
 
 
 @task(name="report", **ONCE_EACH)
-def report(work: Work, missing: list[str]) -> Finding:
-    """Write the report of what is stored, publish it, and show it in the UI."""
+def report(
+    work: Work, missing: list[str], wall_minutes: float | None = None, departures: tuple[str, ...] = ()
+) -> Finding:
+    """Write the report of what is stored, publish it, and show it in the UI.
+
+    Args:
+        work: what is reported on.
+        missing: what is planned and not stored.
+        wall_minutes: of all runs together; None keeps what an earlier report says.
+        departures: of this execution, beside the experiment's own.
+    """
     shared = {"split.json": Path(work.prepared.train).with_name("split.json")}
     shared["contamination.json"] = shared["split.json"].with_name("contamination.json")
-    given = gather(work.store, work.experiment, work.cells, missing, work.prepared.contamination)
+    given = gather(work.store, work.experiment, work.cells, missing, work.prepared.contamination, wall_minutes)
+    given = replace(given, departures=(*given.departures, *departures))
     finding = publish_report(work.store, given, work.runs / "reports" / work.experiment.name, shared)
     show(given, finding)
     tell_wandb(work, given, finding)
@@ -50,7 +61,9 @@ def gather(
     contamination: Contamination | None,
     wall_minutes: float | None = None,
 ) -> ReportInput:
-    """Read everything the report says from the store; only the wall time is this host's to know."""
+    """Read everything the report says from the store; the wall time, unless it is given, from the last report."""
+    if wall_minutes is None and (last := store.read(f"reports/{experiment.name}/result.json")) is not None:
+        wall_minutes = json.loads(last).get("wall_minutes")
     model = cells[0].model
     base = {p.benchmark: s for p in experiment.protocols if (s := stored_score(store, f"{model}/scores/{p.folder}", 0))}
     clean = {b: frozenset(ids) for b, ids in contamination.clean.items()} if contamination else {}

@@ -28,6 +28,8 @@ class Work:
     prepared: Prepared
     files: ModelFiles
     prompt: PromptSpec
+    end_by: float | None = None
+    """Unix time by which cells have saved and ended: the end of the experiment's budget."""
     fences: list[Fence] = field(default_factory=list, compare=False, repr=False)
 
     @property

@@ -33,13 +33,19 @@ def test_entry_points_are_modules_that_hold_flows():
 def test_the_form_offers_every_experiment_and_every_parameter():
     from typing import get_args
 
-    from flows.experiments import EXPERIMENTS
+    from flows.experiments import EXPERIMENTS, FLOWS
     from flows.lr_ablation import lr_ablation
     from flows.parameters import Parameters
+    from flows.reevaluation import re_evaluation
+    from flows.score_centering import score_centering
 
-    words = lr_ablation.fn.__annotations__
-    assert set(get_args(words["experiment"])) == set(EXPERIMENTS)
-    assert set(words) - {"return"} | {"gsm8k"} == set(Parameters.model_fields)
+    words, others = lr_ablation.fn.__annotations__, score_centering.fn.__annotations__
+    rules = {e.name: e.criterion.rule for e in EXPERIMENTS.values()}
+    assert set(get_args(words["experiment"])) == {n for n, rule in rules.items() if rule == "boundary"}
+    assert set(get_args(others["experiment"])) == {n for n, rule in rules.items() if rule == "drop"}
+    assert set(get_args(re_evaluation.fn.__annotations__["experiment"])) == set(EXPERIMENTS)
+    assert (set(words) | set(others)) - {"return"} == set(Parameters.model_fields) - {"end_by"}
+    assert {f.name for f in (lr_ablation, score_centering)} == set(FLOWS.values())
 
 
 def test_no_server_is_one_line(prefect_server):
@@ -54,7 +60,7 @@ def test_deploying_twice_makes_everything_once(deployed):
     again = deployed.run("flows.deploy")
     assert again.returncode == 0, again.stderr
     names = sorted(d["name"] for d in ask(deployed, "/deployments/filter"))
-    assert names == sorted(["full", "ladder", "smoke", "micro", "nightly", "gpu", "eval"])
+    assert names == sorted(["full", "full", "ladder", "smoke", "smoke", "micro", "nightly", "gpu", "eval"])
     pools = {p["name"]: p["type"] for p in ask(deployed, "/work_pools/filter")}
     assert {"control", "gpu", "eval"} <= {n for n, kind in pools.items() if kind == "process"}
     automations = [a["name"] for a in ask(deployed, "/automations/filter")]
