@@ -73,7 +73,9 @@ def lora(make_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFa
     return folder
 
 
-def test_a_centred_cell_measures_the_gap_that_vllm_leaves(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_a_centred_cell_gets_its_head_from_the_engine_and_measures_the_gap(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
     """TRL's engine allows 20 log-probs a token; the head has 32."""
     pg = Grpo(
         prompts_per_step=4,
@@ -86,8 +88,7 @@ def test_a_centred_cell_measures_the_gap_that_vllm_leaves(make_run: Callable[...
     folder = make_run(tmp_path / "run", arm="center", grpo=pg, steps=3, stride=3, lr=2e-3, runtime={"sampler": "vllm"})
     train(folder)
     figures = [r["sampler"] for r in read_jsonl(folder.steps_jsonl)]
-    assert figures[0]["logprob_gap"] < 1e-5  # the base
-    assert 1e-5 < figures[2]["logprob_gap"] < 0.1
+    assert all(0 < f["logprob_gap"] < 1e-3 for f in figures)
     assert all(0.99 < f["head_mass"] <= 1.0001 for f in figures)
 
 
