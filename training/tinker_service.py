@@ -61,7 +61,7 @@ class Service:
     """One cell's training on the service: a training client, and a sampling client a step."""
 
     def __init__(self, cell: Cell, patience_s: float, stopping: Callable[[], str | None]) -> None:
-        """Open a session.
+        """Find the SDK; nothing is asked of the service yet.
 
         Args:
             cell: says model, rank, seed and head.
@@ -69,8 +69,7 @@ class Service:
             stopping: returns why to stop, if there is a reason.
 
         Raises:
-            MachineError: the SDK or its key is not here, or the service refuses it.
-            Stopped: the service does not answer.
+            MachineError: the SDK is not here.
         """
         try:
             import tinker
@@ -80,22 +79,27 @@ class Service:
         self.cell, self.patience_s, self.stopping = cell, patience_s, stopping
         self.top_k = cell.center.top_k if cell.center else 0
         self.pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tinker")
-        self.client = self._wait(self.pool.submit(tinker.ServiceClient), "a session")
+        self.client: Any = None
         self.training: Any = None
         self.sampling: Any = None
 
     def begin(self, state: str | None) -> None:
-        """Make a new LoRA, or take up a saved state, optimizer included.
+        """Open a session; make a new LoRA in it, or take up a saved state, optimizer included.
 
         Raises:
             InputError: the service has no such model, or no such state.
+            MachineError: there is no key, or the service refuses it.
+            Stopped: the service does not answer.
         """
-        source = MODELS[self.cell.model].source
-        if state is None:
-            created = self.client.create_lora_training_client(source, rank=self.cell.lora_rank, seed=self.cell.seed)
-        else:
-            created = self.client.create_training_client_from_state_with_optimizer(state)
-        self.training = self._wait(created, "a training client")
+        self.client = self._wait(self.pool.submit(self.tinker.ServiceClient), "a session")
+
+        def create() -> Any:  # waits for the session where it is called
+            if state is not None:
+                return self.client.create_training_client_from_state_with_optimizer(state)
+            source = MODELS[self.cell.model].source
+            return self.client.create_lora_training_client(source, rank=self.cell.lora_rank, seed=self.cell.seed)
+
+        self.training = self._wait(self._wait(self.pool.submit(create), "a session"), "a training client")
 
     def draw(
         self, grpo: Grpo, stop_ids: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]
@@ -183,9 +187,8 @@ class Service:
     def export(self, name: str, folder: Path) -> None:
         """Fetch the weights in Hugging Face's format, the adapters or the whole model, into an empty folder."""
         saved = self._wait(self.training.save_weights_external(name), "exported weights")
-        urls = self._wait(
-            self.client.create_rest_client().get_external_weights_urls(saved.path), "their addresses"
-        ).urls
+        rest = self._wait(self.pool.submit(self.client.create_rest_client), "a session")
+        urls = self._wait(rest.get_external_weights_urls(saved.path), "addresses of exported weights").urls
         for file, url in urls.items():
             target = (folder / file).resolve()
             if not target.is_relative_to(folder.resolve()):
@@ -195,7 +198,8 @@ class Service:
 
     def close(self) -> None:
         """End the session."""
-        self.pool.submit(self.client.close)
+        if self.client is not None:
+            self.pool.submit(self.client.close)
         self.pool.shutdown(wait=False)
 
     def _wait(self, future: Any, what: str, stoppable: bool = False, end: float | None = None) -> Any:
@@ -205,7 +209,7 @@ class Service:
             InputError, MachineError: what a person must mend.
             Stopped: asked to stop, or nothing came in time, or the service failed.
         """
-        inner = future if isinstance(future, concurrent.futures.Future) else future.future()
+        inner = future.future() if hasattr(future, "future") else future
         end = time.monotonic() + self.patience_s if end is None else end
         while not concurrent.futures.wait([inner], timeout=SLICE_S).done:
             if stoppable and (reason := self.stopping()):
@@ -223,6 +227,8 @@ class Service:
     def _told(self, failure: BaseException, what: str) -> BaseException:
         """Return the failure of a call as one that a person or a launcher can act on; an unknown one as it is."""
         t, said = self.tinker, " ".join(str(failure).split())[:300] or type(failure).__name__
+        if "api_key" in said:
+            return MachineError("TINKER_API_KEY", "", said, "set it")
         if isinstance(failure, t.AuthenticationError | t.PermissionDeniedError | t.BillingError):
             return MachineError("TINKER_API_KEY", "...", f"no {what}: {said}", "check the key and the account")
         theirs = isinstance(failure, t.RequestFailedError) and str(failure.category).lower() == "user"
@@ -230,8 +236,6 @@ class Service:
             return InputError("backend", "tinker", f"no {what}: {said}", "check model, state and service")
         if isinstance(failure, t.TinkerError | ConnectionError | TimeoutError | OSError):
             return Stopped(f"service=tinker: no {what}: {said}; run the same command again")
-        if "api_key" in said.lower():
-            return MachineError("TINKER_API_KEY", "", said, "set it")
         return failure
 
 
