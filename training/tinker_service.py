@@ -8,6 +8,8 @@ Axes: T completion token, K the sampler's head.
 """
 
 import concurrent.futures
+import functools
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -78,7 +80,6 @@ class Service:
         self.tinker: Any = tinker
         self.cell, self.patience_s, self.stopping = cell, patience_s, stopping
         self.top_k = cell.center.top_k if cell.center else 0
-        self.pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tinker")
         self.client: Any = None
         self.training: Any = None
         self.sampling: Any = None
@@ -91,7 +92,7 @@ class Service:
             MachineError: there is no key, or the service refuses it.
             Stopped: the service does not answer.
         """
-        self.client = self._wait(self.pool.submit(self.tinker.ServiceClient), "a session")
+        self.client = self._wait(_apart(self.tinker.ServiceClient), "a session")
 
         def create() -> Any:  # waits for the session where it is called
             if state is not None:
@@ -99,7 +100,7 @@ class Service:
             source = MODELS[self.cell.model].source
             return self.client.create_lora_training_client(source, rank=self.cell.lora_rank, seed=self.cell.seed)
 
-        self.training = self._wait(self._wait(self.pool.submit(create), "a session"), "a training client")
+        self.training = self._wait(self._wait(_apart(create), "a session"), "a training client")
 
     def draw(
         self, grpo: Grpo, stop_ids: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]
@@ -187,20 +188,19 @@ class Service:
     def export(self, name: str, folder: Path) -> None:
         """Fetch the weights in Hugging Face's format, the adapters or the whole model, into an empty folder."""
         saved = self._wait(self.training.save_weights_external(name), "exported weights")
-        rest = self._wait(self.pool.submit(self.client.create_rest_client), "a session")
+        rest = self._wait(_apart(self.client.create_rest_client), "a session")
         urls = self._wait(rest.get_external_weights_urls(saved.path), "addresses of exported weights").urls
         for file, url in urls.items():
             target = (folder / file).resolve()
             if not target.is_relative_to(folder.resolve()):
                 raise InputError("backend", "tinker", f"the service names a file {file!r}", "use another one")
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._wait(self.pool.submit(_download, url, target, self.patience_s), file)
+            self._wait(_apart(functools.partial(_download, url, target, self.patience_s)), file)
 
     def close(self) -> None:
-        """End the session."""
+        """End the session, without waiting for it."""
         if self.client is not None:
-            self.pool.submit(self.client.close)
-        self.pool.shutdown(wait=False)
+            _apart(self.client.close)
 
     def _wait(self, future: Any, what: str, stoppable: bool = False, end: float | None = None) -> Any:
         """Return a call's result.
@@ -237,6 +237,21 @@ class Service:
         if isinstance(failure, t.TinkerError | ConnectionError | TimeoutError | OSError):
             return Stopped(f"service=tinker: no {what}: {said}; run the same command again")
         return failure
+
+
+def _apart(work: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+    """Do something that may block in a thread that nobody waits for at the end: an executor's would be joined."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def go() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as e:  # noqa: BLE001  raised where the result is asked for
+            future.set_exception(e)
+
+    threading.Thread(target=go, daemon=True).start()
+    return future
 
 
 def _download(url: str, target: Path, timeout_s: float) -> None:

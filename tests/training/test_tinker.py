@@ -186,14 +186,19 @@ def run_to(folder: RunFolder, server: TinkerServer) -> tuple[int, str]:
     return code, child.communicate()[1]
 
 
-def test_a_service_that_refuses_the_key_ends_with_one_line(
-    make_run: Make, server: TinkerServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("there", "expected", "line"),
+    [(True, 3, "error: TINKER_API_KEY="), (False, 75, "error: service=tinker: no a session within 3 s; run the same")],
+)
+def test_a_service_that_refuses_the_key_or_is_not_there_ends_with_one_line(
+    make_run: Make, server: TinkerServer, tmp_path: Path, there: bool, expected: int, line: str
 ) -> None:
-    folder = make_run(tmp_path / "run", arm="plain", **CELL)
+    folder = make_run(tmp_path / "run", arm="plain", runtime={"service_timeout_s": 60 if there else 3}, **CELL)
     server.faults.append(("/create_session", "always 401"))
+    server.url = server.url if there else "http://127.0.0.1:9"
     code, said = run_to(folder, server)
-    assert code == 3
-    assert said.splitlines()[-1].startswith("error: TINKER_API_KEY=") and "Traceback" not in said
+    assert code == expected, said
+    assert said.splitlines()[-1].startswith(line) and "Traceback" not in said
 
 
 def test_what_the_service_does_not_have_is_wrong_input(server: TinkerServer) -> None:
