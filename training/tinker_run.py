@@ -101,7 +101,7 @@ class ServiceCell:
                 self._stop_if_due()
                 row, norm = self._step(self.done)
             except Stopped:
-                if self.done > self.saved:
+                if self.reason is not None and self.done > self.saved:  # otherwise there is nobody to save it
                     self._save()
                 raise
             self.done += 1

@@ -217,8 +217,8 @@ class Service:
                 raise Stopped(f"{reason}: stopped while waiting for {what}; run the same command again")
             if time.monotonic() > end:
                 inner.cancel()
-                seconds = f"{self.patience_s:.0f} s"
-                raise Stopped(f"service=tinker: no {what} within {seconds}; run the same command again")
+                waited = f"waited {self.patience_s:.0f} s for {what}"
+                raise Stopped(f"service=tinker: {waited}; run the same command again")
         failure = inner.exception()
         if failure is not None:
             raise self._told(failure, what) from failure
@@ -230,12 +230,12 @@ class Service:
         if "api_key" in said:
             return MachineError("TINKER_API_KEY", "", said, "set it")
         if isinstance(failure, t.AuthenticationError | t.PermissionDeniedError | t.BillingError):
-            return MachineError("TINKER_API_KEY", "...", f"no {what}: {said}", "check the key and the account")
+            return MachineError("TINKER_API_KEY", "...", f"asked for {what}: {said}", "check the key and the account")
         theirs = isinstance(failure, t.RequestFailedError) and str(failure.category).lower() == "user"
         if theirs or isinstance(failure, t.BadRequestError | t.NotFoundError | t.UnprocessableEntityError):
-            return InputError("backend", "tinker", f"no {what}: {said}", "check model, state and service")
+            return InputError("backend", "tinker", f"asked for {what}: {said}", "check model, state and service")
         if isinstance(failure, t.TinkerError | ConnectionError | TimeoutError | OSError):
-            return Stopped(f"service=tinker: no {what}: {said}; run the same command again")
+            return Stopped(f"service=tinker: asked for {what}: {said}; run the same command again")
         return failure
 
 

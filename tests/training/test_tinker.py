@@ -188,7 +188,7 @@ def run_to(folder: RunFolder, server: TinkerServer) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("there", "expected", "line"),
-    [(True, 3, "error: TINKER_API_KEY="), (False, 75, "error: service=tinker: no a session within 3 s; run the same")],
+    [(True, 3, "error: TINKER_API_KEY="), (False, 75, "error: service=tinker: waited 3 s for a session; run the same")],
 )
 def test_a_service_that_refuses_the_key_or_is_not_there_ends_with_one_line(
     make_run: Make, server: TinkerServer, tmp_path: Path, there: bool, expected: int, line: str
@@ -204,7 +204,7 @@ def test_a_service_that_refuses_the_key_or_is_not_there_ends_with_one_line(
 def test_what_the_service_does_not_have_is_wrong_input(server: TinkerServer) -> None:
     cell = server.cell.replace(arm="center", terms=center())
     service = Service(cell, 60, never)
-    with pytest.raises(InputError, match="no a training client"):
+    with pytest.raises(InputError, match="asked for a training client"):
         service.begin("tinker://nobody/weights/none")
     service.begin(None)
     server.top_k = False
@@ -226,7 +226,7 @@ def test_a_silent_service_and_a_signal_end_in_time_and_can_go_on(server: TinkerS
     service.patience_s = 1.0
     server.faults.append(("/asample", 20.0))
     began = time.monotonic()
-    with pytest.raises(Stopped, match="no samples within 1 s; run the same command again"):
+    with pytest.raises(Stopped, match="waited 1 s for samples; run the same command again"):
         service.draw(PG, (0,), [[5, 6, 7]], [1])
     service.patience_s = 60.0
     server.faults.append(("/asample", 20.0))
