@@ -53,11 +53,11 @@ def train(work: Work, cell: Cell, board: Board) -> None:
         work.fence.claim(cell.name, folder.root)
         fetch_resume(work, cell)
         runtime = runtime_of(work, cell)
-        with on_device(work.needs_gpu, runtime.num_processes) as (env, fds):
+        with on_device(runtime.device == "cuda", runtime.num_processes) as (env, fds):
             run_to_end(
                 command(runtime, folder),
                 log=folder.root / "train.log",
-                env=child_environment(threads(work), settings().report_to) | env,
+                env=child_environment(threads(work), settings().report_to, cell.backend) | env,
                 keep_fds=(held, *fds),
                 on_tick=lambda: tick(work, cell, board),
             )
@@ -107,7 +107,8 @@ def write_folder(work: Work, cell: Cell) -> None:
 def runtime_of(work: Work, cell: Cell) -> Runtime:
     """Return where and how a cell runs on this host; none of it changes a number."""
     here = settings()
-    gpu, small = work.needs_gpu, work.model.num_parameters < SMALL
+    far = cell.backend != "local"  # a service has the GPU, and keeps the states, as often as there are checkpoints
+    gpu, small = work.needs_gpu and not far, far or work.model.num_parameters < SMALL
     return Runtime(
         model_path=work.files.path,
         model_revision=work.files.revision,
