@@ -6,7 +6,7 @@ from statistics import fmean
 from evaluation.curves import RunEvidence
 from evaluation.drops import Limb
 from evaluation.findings import Finding
-from evaluation.markdown import Row, Table
+from evaluation.markup import Row, Table
 from evaluation.results import LAST, figure
 
 WORDS = {

@@ -9,7 +9,7 @@ from evaluation.curves import Classified, classify
 from evaluation.files import PARTIAL, write_json, write_text
 from evaluation.findings import Finding, find, on_subset
 from evaluation.given import Cost, ReportInput, SampleShown
-from evaluation.markdown import Table, table
+from evaluation.markup import Table, table
 from evaluation.page.document import report_page
 from evaluation.results import drop_result
 from evaluation.score_rows import COLUMNS, scores_csv

@@ -10,7 +10,7 @@ from evaluation.drop_tables import drop_tables
 from evaluation.findings import Finding
 from evaluation.given import ReportInput
 from evaluation.ladders import rate_text
-from evaluation.markdown import Row, Table
+from evaluation.markup import Row, Table
 from evaluation.protocol import Protocol
 from evaluation.scores import Estimate, Score
 from evaluation.statistics import sampling_error, wilson_interval

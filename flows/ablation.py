@@ -19,6 +19,7 @@ from flows.parameters import Parameters
 from flows.planning import make_plan
 from tasks.cells import train_cell
 from tasks.checkpoints import publish_checkpoint, publish_records
+from tasks.clock import Clock
 from tasks.costs import Planned, show_costs
 from tasks.data import audit, check_machine, resolve_model, split
 from tasks.launch import STOPPING, locked
@@ -53,10 +54,14 @@ class Outcome:
     """Messages of tasks that failed, for the reason of what is missing."""
     exit_code: int = 0
     """1 where something is missing; 3 where this machine lacks what it takes."""
+    over: str | None = None
+    """That the budget is spent, where it is the reason of what is missing: running again does no more."""
 
     @property
     def message(self) -> str:
         """One line: what is missing and why, or the finding."""
+        if self.missing and self.over:
+            return f"{_missing(self.missing)}; {self.over}"
         return incomplete(self.missing, self.failures) if self.missing else self.finding.sentence
 
 
@@ -78,9 +83,12 @@ def verdict(action: Callable[[], Outcome]) -> tuple[State, Outcome | AblationErr
 
 def incomplete(missing: Sequence[str], failures: Sequence[str]) -> str:
     """Return the one line that says what is missing and why."""
-    named = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
     why = f"; {failures[0]}" if failures else ""
-    return f"{len(missing)} missing: {named}{why}; run it again to do the rest"
+    return f"{_missing(missing)}{why}; run it again to do the rest"
+
+
+def _missing(missing: Sequence[str]) -> str:
+    return f"{len(missing)} missing: {', '.join(missing[:4])}" + (", ..." if len(missing) > 4 else "")
 
 
 def run_ablation(parameters: Parameters, board: Board) -> Outcome:
@@ -95,17 +103,27 @@ def run_ablation(parameters: Parameters, board: Board) -> Outcome:
         with locked(runs / "flow.lock", patience_s=LOCK_PATIENCE_S):
             if remote:
                 check_workers(parameters.experiment, parameters.grid)
+            clock = Clock(runs / "wall.json", parameters.spec.budget_minutes)
+            parameters = parameters.replace(end_by=clock.end_by)
             work = prepare_work(parameters, store, runs)
             board.say(f"{parameters.experiment}: {len(work.cells)} cells, store {work.store.url}")
             board.say(audit(work))
             board.say(register(work))
             show_costs(work, planned_costs(parameters), ended=False)
-            failures = run_remote(work, parameters) if remote else run_here(work, board, parameters)
+            with clock:
+                failures = run_remote(work, parameters) if remote else run_here(work, board, parameters)
             missing = work.missing()
             show_costs(work, planned_costs(parameters), ended=True)
             code = 3 if any(isinstance(f, MachineError) for f in failures) else 1
             told = tuple(" ".join(str(f).split()) for f in failures)
-            return Outcome(report(work, missing), tuple(missing), told, code if missing else 0)
+            over = over_budget(clock) if missing and clock.spent else None
+            finding = report(work, missing, clock.minutes, (over,) if over else ())
+            return Outcome(finding, tuple(missing), told, code if missing else 0, over)
+
+
+def over_budget(clock: Clock) -> str:
+    """Return what the report and the flow's message say of a budget that is spent."""
+    return f"the budget of {clock.budget_minutes:g} minutes of wall time for all runs together is spent"
 
 
 def planned_costs(parameters: Parameters) -> Planned:
@@ -153,7 +171,7 @@ def prepare_work(parameters: Parameters, store: Store, runs: Path, *, here: bool
     check_machine(experiment, cells, store, settings().replace(launcher="process") if here else settings())
     prepared = split(experiment, runs / "data", parameters.mbpp, parameters.mbpp_plus, parameters.gsm8k)
     files, prompt = resolve_model(MODELS[cells[0].model], experiment.benchmark, runs)
-    work = Work(experiment, cells, runs, store, prepared, files, prompt)
+    work = Work(experiment, cells, runs, store, prepared, files, prompt, parameters.end_by)
     work.refuse_others()
     return work
 

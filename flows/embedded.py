@@ -5,6 +5,7 @@ import logging
 from evaluation.errors import AblationError, Stopped
 from evaluation.files import check_writable
 from evaluation.records import Record
+from flows.experiments import FLOWS
 from flows.parameters import Parameters
 from tasks.settings import prepare_prefect, settings
 
@@ -53,8 +54,8 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
     ended: list[Outcome | AblationError] = []
 
     @flow(
-        name="lr-ablation",
-        flow_run_name=f"lr-ablation {parameters.experiment}",
+        name=FLOWS[parameters.spec.criterion.rule],
+        flow_run_name=f"{FLOWS[parameters.spec.criterion.rule]} {parameters.experiment}",
         task_runner=RUNNER,
         persist_result=False,
     )

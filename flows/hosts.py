@@ -1,7 +1,7 @@
 """The flows that run on other hosts: one cell in the pool `gpu`, one checkpoint's scores in the pool `eval`.
 
-They are started by `lr-ablation` when ABLATION_LAUNCHER=deployment, share nothing with it but the store and the Prefect
-server, and do the same when started twice: whatever the store lacks.
+They are started by `lr-ablation` and `score-centering` when ABLATION_LAUNCHER=deployment, share nothing with it but the
+store and the Prefect server, and do the same when started twice: whatever the store lacks.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def train_cell(cell: str, words: dict[str, Any]) -> State:
 
     Args:
         cell: Name of the cell.
-        words: Parameters of the lr-ablation run that wants it.
+        words: Parameters of the run that wants it.
     """
     tell_from()
     return told(lambda: _train(cell, Parameters.model_validate(words)))
@@ -46,7 +46,7 @@ def score_checkpoint(label: str, cell: str | None, step: int, words: dict[str, A
         label: What tables call it.
         cell: Name of the cell; none is the base model.
         step: Its global step; 0 for the base model.
-        words: Parameters of the lr-ablation run that wants it.
+        words: Parameters of the run that wants it.
     """
     tell_from()
     return told(lambda: _score(label, cell, step, Parameters.model_validate(words)))

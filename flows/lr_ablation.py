@@ -1,6 +1,7 @@
 """The flow `lr-ablation`: the learning-rate ladder, by name, in a form and from a command line."""
 
 import logging
+from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -8,7 +9,7 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from flows.ablation import RUNNER, Outcome, run_ablation, verdict
-from flows.parameters import AtLeastOne, ExperimentName, ModelName, Parameters, Seeds
+from flows.parameters import AtLeastOne, LadderName, ModelName, Parameters, Seeds
 from tasks.progress import Board
 from tasks.settings import tell_from
 
@@ -25,7 +26,7 @@ MAX_RESTARTS = 5
     persist_result=False,
 )
 def lr_ablation(
-    experiment: ExperimentName = "smoke",
+    experiment: LadderName = "smoke",
     store: str | None = None,
     runs: str | None = None,
     model: ModelName | None = None,
@@ -48,23 +49,27 @@ def lr_ablation(
         mbpp: Local mbpp.jsonl instead of the hub's.
         mbpp_plus: Local MbppPlus-v0.2.0.jsonl instead of EvalPlus's download.
     """
+    return run_to_state(
+        experiment=experiment,
+        store=store,
+        runs=runs,
+        model=model,
+        seeds=seeds,
+        cells=tuple(cells) if cells else None,
+        max_parallel_cells=max_parallel_cells,
+        mbpp=mbpp,
+        mbpp_plus=mbpp_plus,
+    )
+
+
+def run_to_state(**words: Any) -> State:
+    """Run what a flow's parameters ask for; return its final state, whose message is the reason of a failure."""
     tell_from()
     if (flow_run.run_count or 0) > MAX_RESTARTS:
         return Failed(message=f"restarted {MAX_RESTARTS} times; look at the last attempt's logs")
 
     def body() -> Outcome:
-        parameters = Parameters(
-            experiment=experiment,
-            store=store,
-            runs=runs,
-            model=model,
-            seeds=seeds,
-            cells=tuple(cells) if cells else None,
-            max_parallel_cells=max_parallel_cells,
-            mbpp=mbpp,
-            mbpp_plus=mbpp_plus,
-        )
-        return run_ablation(parameters, Board())
+        return run_ablation(Parameters(**words), Board())
 
     state = verdict(body)[0]
     if state.is_failed():

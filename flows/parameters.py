@@ -5,7 +5,7 @@ word is a flag of the command line and a `-p` of a deployment. Names are a plain
 it, so that what is added to a registry is in the form.
 """
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -22,7 +22,16 @@ FILES = {"mbpp": ("mbpp", "mbpp_plus"), "gsm8k": ("gsm8k",)}
 """The parameters that name local files of each benchmark; others generate their problems."""
 
 Text = Annotated[str, Field(min_length=1)]
-ExperimentName = Annotated[str, Field(json_schema_extra={"enum": [*EXPERIMENTS]})]
+
+
+def _names(*rules: str) -> dict[str, Any]:
+    """Return what a form offers: the experiments that answer by these rules."""
+    return {"enum": [n for n, e in EXPERIMENTS.items() if e.criterion.rule in rules]}
+
+
+ExperimentName = Annotated[str, Field(json_schema_extra=_names("boundary", "drop"))]
+LadderName = Annotated[str, Field(json_schema_extra=_names("boundary"))]
+CenteringName = Annotated[str, Field(json_schema_extra=_names("drop"))]
 ModelName = Annotated[str, Field(json_schema_extra={"enum": [*MODELS]})]
 Seeds = Annotated[int, Field(ge=1, le=MAX_SEEDS)]
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -47,6 +56,8 @@ class Parameters(Record):
     mbpp_plus: Text | None = None
     gsm8k: Text | None = None
     """Folder of GSM8K's files; None is the hub's."""
+    end_by: float | None = None
+    """Unix time at which the experiment's budget is spent: the flow's own word to other hosts."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -94,6 +94,8 @@ class Plan(Record):
     against: Against | None
     """None for experiments in miniature, whose rates have nothing to do with the headline's."""
     assumptions: dict[str, Assumption]
+    budget_minutes: int | None = None
+    """Wall time of all runs together, after which the rest is incomplete."""
     schedule: Schedule | None = None
 
 
@@ -127,6 +129,7 @@ def make_plan(parameters: Parameters, hosts: int | None = None, slots: int | Non
         ),
         against=_against([c.lr for c in cells]) if spec.scale == "full" else None,
         assumptions=rates.assumptions,
+        budget_minutes=spec.budget_minutes,
         schedule=_scheduled(cells, score_h, hosts or 1, slots or 1, parameters.max_parallel_cells)
         if hosts or slots
         else None,

@@ -48,15 +48,20 @@ def _rates(**numbers: tuple[float, str, str]) -> Rates:
     )
 
 
-def _on_h100(num_parameters: int, sampling: float) -> Rates:
+_MBPP = {
+    "prompt_tokens": (150, "tokens", "MBPP's text, one assert and the chat template: estimate"),
+    "completion_tokens": (
+        300,
+        "tokens",
+        "estimate: public runs of Qwen3-1.7B-Base on MBPP at 512 tokens truncate under 3 %; a run that rambles to "
+        "the limit of 3,072 costs up to ten times as much",
+    ),
+}
+
+
+def _on_h100(num_parameters: int, sampling: float, **lengths: tuple[float, str, str]) -> Rates:
     return _rates(
-        prompt_tokens=(150, "tokens", "MBPP's text, one assert and the chat template: estimate"),
-        completion_tokens=(
-            300,
-            "tokens",
-            "estimate: public runs of Qwen3-1.7B-Base on MBPP at 512 tokens truncate under 3 %; a run that rambles to "
-            "the limit of 3,072 costs up to ten times as much",
-        ),
+        **(lengths or _MBPP),
         sampling_tokens_per_s=(sampling, "tokens/s per GPU", f"vLLM, bf16, one H100, 512 at a time: {_ESTIMATE}"),
         scoring_tokens_per_s=(sampling, "tokens/s per GPU", f"as in training: {_ESTIMATE}"),
         decode_step_s=(0.008, "s", f"one decode step of a nearly empty batch: {_ESTIMATE}"),
@@ -69,11 +74,17 @@ def _on_h100(num_parameters: int, sampling: float) -> Rates:
     )
 
 
+_GSM8K = {
+    "prompt_tokens": (150, "tokens", "GSM8K's question, the instruction and the chat template: estimate"),
+    "completion_tokens": (200, "tokens", "estimate: worked solutions of a small chat model, limit 512"),
+}
+
 _DEMO = "facts of the demo, one core of a 2.0 GHz Xeon, 40 steps x 64 rollouts"
 
 RATES: dict[str, Rates] = {
     "qwen3_1p7b_base": _on_h100(1_720_574_976, 20_000),
     "q25_3b": _on_h100(3_085_938_688, 14_000),
+    "qwen35_0p8b": _on_h100(752_393_024, 25_000, **_GSM8K),
     "toy": _rates(
         prompt_tokens=(26, "tokens", "measured on the generated problems"),
         completion_tokens=(32, "tokens", "measured on the generated problems"),
@@ -83,6 +94,16 @@ RATES: dict[str, Rates] = {
         decode_step_s=(0, "s", "counted in the sampling rate"),
         overhead_s=(0.13, "s per step", f"replay and judge, 5.1 CPU-s: {_DEMO}"),
         start_s=(12, "s per cell", f"imports 10.2 and start 1.9 CPU-s: {_DEMO}"),
+    ),
+    "sums": _rates(
+        prompt_tokens=(23, "tokens", "measured on the generated problems"),
+        completion_tokens=(16, "tokens", "measured on the generated problems"),
+        sampling_tokens_per_s=(4_800, "tokens/s per core", "as the first shipped model, which is of the same size"),
+        training_tokens_per_s=(6_700, "tokens/s per core", "as the first shipped model"),
+        scoring_tokens_per_s=(5_200, "tokens/s per core", "as the first shipped model"),
+        decode_step_s=(0, "s", "counted in the sampling rate"),
+        overhead_s=(0.05, "s per step", "no program runs: estimate"),
+        start_s=(12, "s per cell", "as the first shipped model"),
     ),
     "smollm2_135m": _rates(
         prompt_tokens=(150, "tokens", "docstring prompts of MBPP: estimate"),

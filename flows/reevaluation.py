@@ -44,6 +44,7 @@ def re_evaluation(
     runs: str | None = None,
     mbpp: str | None = None,
     mbpp_plus: str | None = None,
+    gsm8k: str | None = None,
 ) -> State:
     """Score every published checkpoint that lacks a score under the experiment's protocols, and report again.
 
@@ -53,11 +54,13 @@ def re_evaluation(
         runs: Local folders; default ./runs/EXPERIMENT.
         mbpp: Local mbpp.jsonl instead of the hub's.
         mbpp_plus: Local MbppPlus-v0.2.0.jsonl instead of EvalPlus's download.
+        gsm8k: Local folder of GSM8K's files instead of the hub's.
     """
     tell_from()
 
     def body() -> State:
-        parameters = Parameters(experiment=experiment, store=store, runs=runs, mbpp=mbpp, mbpp_plus=mbpp_plus)
+        files = {"mbpp": mbpp, "mbpp_plus": mbpp_plus, "gsm8k": gsm8k}
+        parameters = Parameters(experiment=experiment, store=store, runs=runs, **files)
         return reevaluate(parameters, Board())
 
     state = told(body)

@@ -3,10 +3,11 @@
 import importlib.util
 import logging
 import sys
+import time
 
 from prefect import task
 
-from evaluation.errors import InputError
+from evaluation.errors import IncompleteError, InputError
 from evaluation.files import write_json
 from evaluation.manifests import is_complete
 from tasks.children import Tail
@@ -36,6 +37,7 @@ def train(work: Work, cell: Cell, board: Board) -> None:
 
     Raises:
         InputError: the folder holds another configuration.
+        IncompleteError: the experiment's budget is spent.
         ChildFailed, ChildDied: the trainer did not get there.
         Fenced: another host has taken the cell over.
         Stopped: the flow is being torn down; the trainer has saved.
@@ -46,15 +48,19 @@ def train(work: Work, cell: Cell, board: Board) -> None:
         write_folder(work, cell)
         if work.ended_here(cell):
             return
+        if work.end_by is not None and time.time() >= work.end_by:
+            raise IncompleteError(
+                f"budget_minutes={work.experiment.budget_minutes}: spent before {cell.name} has ended"
+            )
         work.fence.claim(cell.name, folder.root)
         fetch_resume(work, cell)
         runtime, tail = runtime_of(work, cell), Tail(cell.name, folder.root / "train.log")
         link("folder", cell.name, f"{work.store.url}/{cell.name}", "checkpoints, logs, rollouts and scores of the cell")
-        with on_device(work.needs_gpu, runtime.num_processes) as (env, fds):
+        with on_device(runtime.device == "cuda", runtime.num_processes) as (env, fds):
             run_to_end(
                 command(runtime, folder),
                 log=folder.root / "train.log",
-                env=child_environment(threads(work), settings().report_to) | env,
+                env=child_environment(threads(work), settings().report_to, cell.backend) | env,
                 keep_fds=(held, *fds),
                 on_tick=lambda: tick(work, cell, board, tail),
             )
@@ -106,7 +112,8 @@ def write_folder(work: Work, cell: Cell) -> None:
 def runtime_of(work: Work, cell: Cell) -> Runtime:
     """Return where and how a cell runs on this host; none of it changes a number."""
     here = settings()
-    gpu, small = work.needs_gpu, work.model.num_parameters < SMALL
+    far = cell.backend != "local"  # a service has the GPU, and keeps the states, as often as there are checkpoints
+    gpu, small = work.needs_gpu and not far, far or work.model.num_parameters < SMALL
     return Runtime(
         model_path=work.files.path,
         model_revision=work.files.revision,
@@ -118,7 +125,7 @@ def runtime_of(work: Work, cell: Cell) -> Runtime:
         sampler="vllm" if gpu and importlib.util.find_spec("vllm") else "transformers",
         caged=here.caged,
         resume_every=None if small else 10 if gpu else 1,
-        end_by=here.end_by,
+        end_by=min((t for t in (here.end_by, work.end_by) if t is not None), default=None),
         report_to=here.report_to,
         experiment=work.experiment.name,
     )

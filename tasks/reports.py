@@ -1,5 +1,6 @@
 """From the store to the finding: evidence of every planned cell, the report, and its Prefect artifacts."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +26,21 @@ from training.store import Store
 
 
 @task(name="report", task_run_name="report {work.experiment.name}", **ONCE_EACH)
-def report(work: Work, missing: list[str]) -> Finding:
-    """Write the report of what is stored, publish it, and show it in the UI."""
+def report(
+    work: Work, missing: list[str], wall_minutes: float | None = None, departures: tuple[str, ...] = ()
+) -> Finding:
+    """Write the report of what is stored, publish it, and show it in the UI.
+
+    Args:
+        work: what is reported on.
+        missing: what is planned and not stored.
+        wall_minutes: of all runs together; None keeps what an earlier report says.
+        departures: of this execution, beside the experiment's own.
+    """
     shared = {"split.json": Path(work.prepared.train).with_name("split.json")}
     shared["contamination.json"] = shared["split.json"].with_name("contamination.json")
-    given = gather(work.store, work.experiment, work.cells, missing, work.prepared.contamination)
+    given = gather(work.store, work.experiment, work.cells, missing, work.prepared.contamination, wall_minutes)
+    given = replace(given, departures=(*given.departures, *departures))
     finding = publish_report(work.store, given, work.runs / "reports" / work.experiment.name, shared)
     show(given, finding)
     tell_wandb(work, given, finding)
@@ -44,7 +55,9 @@ def gather(
     contamination: Contamination | None,
     wall_minutes: float | None = None,
 ) -> ReportInput:
-    """Read everything the report says from the store; only the wall time is this host's to know."""
+    """Read everything the report says from the store; the wall time, unless it is given, from the last report."""
+    if wall_minutes is None and (last := store.read(f"reports/{experiment.name}/result.json")) is not None:
+        wall_minutes = json.loads(last).get("wall_minutes")
     model = cells[0].model
     bases = {p.benchmark: base_or_cell_scores(store, model, p, (0,)) for p in experiment.protocols}
     base = {b: scores[0] for b, (scores, _) in bases.items() if scores}

@@ -190,9 +190,11 @@ def prefect_environment(**extra: str) -> dict[str, str]:
     return {**PREFECT_DEFAULTS, **os.environ, **extra}
 
 
-def child_environment(num_threads: int = 1, report_to: Sequence[str] = ()) -> dict[str, str]:
-    """Return the whole environment of a trainer or evaluator; a reporter's own variables only where it is told."""
+def child_environment(num_threads: int = 1, report_to: Sequence[str] = (), backend: str = "local") -> dict[str, str]:
+    """Return the whole environment of a trainer or evaluator; a reporter's or service's variables only for its own."""
     kept = {k: v for k in CHILD_KEEPS if (v := os.environ.get(k)) is not None}
+    if backend != "local":
+        kept |= {k: v for k, v in os.environ.items() if k.startswith(f"{backend.upper()}_")}
     for reporter in report_to:
         kept |= REPORTER_DEFAULTS.get(reporter, {})
         prefix = f"{reporter.upper()}_"

@@ -30,6 +30,8 @@ class Work:
     prompt: PromptSpec
     scores_here: bool = True
     """Checkpoints are scored on the host that trains them."""
+    end_by: float | None = None
+    """Unix time by which cells have saved and ended: the end of the experiment's budget."""
     fences: list[Fence] = field(default_factory=list, compare=False, repr=False)
 
     @property

@@ -90,10 +90,10 @@ class StepLog(TrainerCallback):
         self.trainer.processes.on_main(lambda: self._write(self._line(step, grad_norm), logs or {}))
 
     def _write(self, line: dict[str, Any], logs: dict[str, Any]) -> None:
-        with self.folder.steps_jsonl.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(line, allow_nan=False) + "\n")
+        append_line(self.folder, line)
         self.rows.append(line)
-        self._tell_progress(line)
+        pace = (time.monotonic() - self.started) / max(1, line["global_step"] - self.first_step)
+        tell_progress(self.folder, line, self.steps, pace)
         for sign in self._find_signs():
             if sign.name not in self.signs:
                 self.signs.add(sign.name)
@@ -103,33 +103,45 @@ class StepLog(TrainerCallback):
 
     def _line(self, step: int, grad_norm: float) -> dict[str, Any]:
         assert self.trainer is not None
-        row = self.trainer.row
-        replay = row.get("replay")
-        line: dict[str, Any] = {"global_step": step}
-        line |= {k: jsonable(row.get(k, math.nan)) for k in ("reward", "loss")}
-        line |= {"grad_norm": jsonable(grad_norm)}
-        of_rollouts = ("entropy", "mean_tokens", "truncated_fraction", "varied_groups")
-        line |= {k: jsonable(row.get(k, math.nan)) for k in of_rollouts}
-        seconds = time.monotonic() - row["started"]
-        line |= {"replay": replay and {k: jsonable(v) for k, v in replay.items()}, "seconds": round(seconds, 3)}
-        if "sampler" in row:
-            line["sampler"] = {k: jsonable(v) for k, v in row["sampler"].items()}
+        seconds = time.monotonic() - self.trainer.row["started"]
+        line = line_of(step, self.trainer.row, grad_norm, seconds)
         if self.trainer.accelerator.device.type == "cuda":
             line["gpu"] = gpu_figures(self.trainer, seconds)
         return line
 
-    def _tell_progress(self, line: dict[str, Any]) -> None:
-        step, reward, grad_norm = line["global_step"], line["reward"], line["grad_norm"]
-        pace = (time.monotonic() - self.started) / max(1, step - self.first_step)
-        left = pace * (self.steps - step)
-        said = {"step": step, "steps": self.steps, "reward": reward, "grad_norm": grad_norm}
-        write_json(self.folder.root / "progress.json", said | {"seconds_left": round(left, 1)})
-        figures = (step, self.steps, float(reward), float(grad_norm), left)
-        logger.info("step %d of %d: reward %.3f, grad norm %.3g, %.0f s left", *figures)
-
     def _find_signs(self) -> tuple[Sign, ...]:
         assert self.trainer is not None
         return find_signs(self.rows, self.trainer.cell.grpo.max_new_tokens)
+
+
+def line_of(step: int, row: dict[str, Any], grad_norm: float | None, seconds: float) -> dict[str, Any]:
+    """Return a step's line of steps.jsonl; what `row` does not have is NaN."""
+    replay = row.get("replay")
+    line: dict[str, Any] = {"global_step": step}
+    line |= {k: jsonable(row.get(k, math.nan)) for k in ("reward", "loss")}
+    line |= {"grad_norm": jsonable(grad_norm)}
+    of_rollouts = ("entropy", "mean_tokens", "truncated_fraction", "varied_groups")
+    line |= {k: jsonable(row.get(k, math.nan)) for k in of_rollouts}
+    line |= {"replay": replay and {k: jsonable(v) for k, v in replay.items()}, "seconds": round(seconds, 3)}
+    if "sampler" in row:
+        line["sampler"] = {k: jsonable(v) for k, v in row["sampler"].items()}
+    return line
+
+
+def append_line(folder: RunFolder, line: dict[str, Any]) -> None:
+    """Add a line to steps.jsonl."""
+    with folder.steps_jsonl.open("a", encoding="utf-8") as f:
+        f.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def tell_progress(folder: RunFolder, line: dict[str, Any], steps: int, pace_s: float) -> None:
+    """Tell the program's log and progress.json how far a cell of `steps` steps is; `pace_s` is what a step takes."""
+    step, reward, grad_norm = line["global_step"], line["reward"], line["grad_norm"]
+    left = pace_s * (steps - step)
+    said = {"step": step, "steps": steps, "reward": reward, "grad_norm": grad_norm}
+    write_json(folder.root / "progress.json", said | {"seconds_left": round(left, 1)})
+    norm = "not told" if grad_norm is None else f"{float(grad_norm):.3g}"
+    logger.info("step %d of %d: reward %.3f, grad norm %s, %.0f s left", step, steps, float(reward), norm, left)
 
 
 def rewind(folder: RunFolder, step: int) -> None:

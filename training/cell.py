@@ -241,6 +241,7 @@ class Cell(Record):
             for field, wrong, value, needed in (
                 ("lora_rank", self.lora_rank is None, None, "a rank"),
                 ("importance", g.importance is None, None, "'one' or 'tis2'"),
+                ("scale_rewards", g.scale_rewards != "none", g.scale_rewards, "'none'"),
                 ("arm", self.mismatch or self.replay, self.arm, "an arm without replay and mismatch"),
             ):
                 if wrong:

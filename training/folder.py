@@ -75,6 +75,8 @@ class Runtime(Record):
     keep_resume: int = Field(default=2, ge=1)
     end_by: float | None = None
     """Unix time by which the cell has saved and ended, exit 75: the end of a batch system's allocation."""
+    service_timeout_s: float = Field(default=1800, gt=0)
+    """How long a call to a service (backend tinker) may take."""
     report_to: tuple[Reporter, ...] = ()
     """Who is told every step's figures, beside the logs."""
     experiment: str = ""

@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 from evaluation.files import PARTIAL
 from evaluation.generation import Completion, NonFiniteLogits, row_seed, sample
 from evaluation.prompts import PromptSpec, stopped
+from evaluation.records import Outcome
 from training.grpo import Grpo
 from training.lora import plain
+from training.signs import varied_groups
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,48 @@ class Rollout:
     outcome: str
     reward: float
     advantage: float
+
+
+def recorded(
+    problem_ids: Sequence[str],
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    completions: Sequence[Completion],
+    outcomes: Sequence[Outcome],
+    advantages: Sequence[float],
+    group: int,
+) -> list[Rollout]:
+    """Return a step's rollouts as they are kept; groups are adjacent, `group` rollouts each."""
+    columns = zip(problem_ids, prompts, texts, completions, outcomes, advantages, strict=True)
+    return [
+        Rollout(
+            problem_id=problem_id,
+            index=i % group,
+            prompt=prompt,
+            completion=text,
+            token_ids=c.token_ids,
+            logprobs=c.logprobs,
+            finish_reason=c.finish_reason,
+            outcome=outcome.value,
+            reward=float(outcome is Outcome.PASS),
+            advantage=advantage,
+        )
+        for i, (problem_id, prompt, text, c, outcome, advantage) in enumerate(columns)
+    ]
+
+
+def step_figures(rollouts: Sequence[Rollout], entropies: Sequence[float], group: int) -> dict[str, Any]:
+    """Return a step's figures for the log, of all its rollouts; `entropies` are sums over a rollout's tokens, nats."""
+    count, tokens = len(rollouts), sum(len(r.token_ids) for r in rollouts)
+    return {
+        "reward": sum(r.reward for r in rollouts) / count,
+        "entropy": sum(entropies) / tokens,
+        "mean_tokens": tokens / count,
+        "truncated_fraction": sum(r.finish_reason == "length" for r in rollouts) / count,
+        "varied_groups": varied_groups([r.reward for r in rollouts], group),
+        "loss": 0.0,
+        "replay": None,
+    }
 
 
 def draw_step(

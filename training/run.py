@@ -18,6 +18,7 @@ from evaluation.manifests import damaged, is_complete, read_manifest, write_mani
 from evaluation.problems import read_problems
 from evaluation.program import read_record, run_program
 from evaluation.prompts import check
+from evaluation.records import Problem
 from training.cell import Cell
 from training.folder import CellFile, Result, RunFolder, Runtime
 from training.processes import Processes, join
@@ -48,7 +49,10 @@ def train(folder: RunFolder) -> int:
     if not folder.result_json.exists():
         processes = join(runtime)
         with processes.reporting():
-            _train(folder, cell_file, runtime, processes)
+            if cell_file.cell.backend == "tinker":
+                _train_on_service(folder, cell_file, runtime)
+            else:
+                _train(folder, cell_file, runtime, processes)
     if processes.main:
         close(folder, cell_file)
     processes.leave()
@@ -71,15 +75,13 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
     if Path(runtime.model_path).is_absolute() and not Path(runtime.model_path).is_dir():
         raise InputError("model_path", runtime.model_path, "no such folder", "name a model folder or a hub repository")
     refuse_absent(runtime.report_to)
-    cuda = runtime.device.startswith("cuda")
-    if cell_file.cell.grpo.compute_dtype == "bfloat16" and not cuda:
+    here = cell_file.cell.backend == "local"
+    if here and cell_file.cell.grpo.compute_dtype == "bfloat16" and not runtime.device.startswith("cuda"):
         raise MachineError("device", runtime.device, "bfloat16 cells are trained on a GPU", "set device to cuda")
     runtime.share(cell_file.cell.grpo)
     if cell_file.cell.mismatch and runtime.sampler == "vllm":
         reason = f"the arm {cell_file.cell.arm} has a sampler of its own, which vLLM's weights would not be"
         raise InputError("sampler", runtime.sampler, reason, "use transformers")
-    if cell_file.cell.backend == "tinker":
-        raise InputError("backend", "tinker", "is not trained here", "use `python -m training.tinker_run FOLDER`")
     return cell_file, runtime
 
 
@@ -121,12 +123,38 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
         if step >= cell.steps:
             _end(folder, processes, cell, "finished", cell.steps)
             return
+    problems = _problems(cell, runtime)
+    with open_judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
+        _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, resume)
+
+
+def _train_on_service(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
+    from evaluation.exact import open_judge
+    from training.callbacks import Diverged
+    from training.tinker_run import ServiceCell
+
+    cell, step = cell_file.cell, newest_resume(folder)
+    problems = _problems(cell, runtime)
+    with open_judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
+        try:
+            ServiceCell(folder, cell_file, runtime, problems, judge).train(step)
+        except Diverged as diverged:
+            _end_diverged(folder, Processes(), cell, diverged.step, diverged.what)
+            return
+    _end(folder, Processes(), cell, "finished", cell.steps)
+
+
+def _problems(cell: Cell, runtime: Runtime) -> list[Problem]:
+    """Return the training problems.
+
+    Raises:
+        InputError: they are fewer than those of a step.
+    """
     problems = read_problems(Path(runtime.problems_path))
     if len(problems) < cell.grpo.prompts_per_step:
         reason = f"has {len(problems)} problems, fewer than the {cell.grpo.prompts_per_step} of a step"
         raise InputError("problems_path", runtime.problems_path, reason, "use the whole split")
-    with open_judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
-        _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, resume)
+    return problems
 
 
 def newest_resume(folder: RunFolder) -> int | None:

@@ -8,6 +8,8 @@ Axes: T completion token, K the sampler's head.
 """
 
 import concurrent.futures
+import functools
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -61,7 +63,7 @@ class Service:
     """One cell's training on the service: a training client, and a sampling client a step."""
 
     def __init__(self, cell: Cell, patience_s: float, stopping: Callable[[], str | None]) -> None:
-        """Open a session.
+        """Find the SDK; nothing is asked of the service yet.
 
         Args:
             cell: says model, rank, seed and head.
@@ -69,8 +71,7 @@ class Service:
             stopping: returns why to stop, if there is a reason.
 
         Raises:
-            MachineError: the SDK or its key is not here, or the service refuses it.
-            Stopped: the service does not answer.
+            MachineError: the SDK is not here.
         """
         try:
             import tinker
@@ -79,23 +80,27 @@ class Service:
         self.tinker: Any = tinker
         self.cell, self.patience_s, self.stopping = cell, patience_s, stopping
         self.top_k = cell.center.top_k if cell.center else 0
-        self.pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tinker")
-        self.client = self._wait(self.pool.submit(tinker.ServiceClient), "a session")
+        self.client: Any = None
         self.training: Any = None
         self.sampling: Any = None
 
     def begin(self, state: str | None) -> None:
-        """Make a new LoRA, or take up a saved state, optimizer included.
+        """Open a session; make a new LoRA in it, or take up a saved state, optimizer included.
 
         Raises:
             InputError: the service has no such model, or no such state.
+            MachineError: there is no key, or the service refuses it.
+            Stopped: the service does not answer.
         """
-        source = MODELS[self.cell.model].source
-        if state is None:
-            created = self.client.create_lora_training_client(source, rank=self.cell.lora_rank, seed=self.cell.seed)
-        else:
-            created = self.client.create_training_client_from_state_with_optimizer(state)
-        self.training = self._wait(created, "a training client")
+        self.client = self._wait(_apart(self.tinker.ServiceClient), "a session")
+
+        def create() -> Any:  # waits for the session where it is called
+            if state is not None:
+                return self.client.create_training_client_from_state_with_optimizer(state)
+            source = MODELS[self.cell.model].source
+            return self.client.create_lora_training_client(source, rank=self.cell.lora_rank, seed=self.cell.seed)
+
+        self.training = self._wait(self._wait(_apart(create), "a session"), "a training client")
 
     def draw(
         self, grpo: Grpo, stop_ids: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]
@@ -183,20 +188,19 @@ class Service:
     def export(self, name: str, folder: Path) -> None:
         """Fetch the weights in Hugging Face's format, the adapters or the whole model, into an empty folder."""
         saved = self._wait(self.training.save_weights_external(name), "exported weights")
-        urls = self._wait(
-            self.client.create_rest_client().get_external_weights_urls(saved.path), "their addresses"
-        ).urls
+        rest = self._wait(_apart(self.client.create_rest_client), "a session")
+        urls = self._wait(rest.get_external_weights_urls(saved.path), "addresses of exported weights").urls
         for file, url in urls.items():
             target = (folder / file).resolve()
             if not target.is_relative_to(folder.resolve()):
                 raise InputError("backend", "tinker", f"the service names a file {file!r}", "use another one")
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._wait(self.pool.submit(_download, url, target, self.patience_s), file)
+            self._wait(_apart(functools.partial(_download, url, target, self.patience_s)), file)
 
     def close(self) -> None:
-        """End the session."""
-        self.pool.submit(self.client.close)
-        self.pool.shutdown(wait=False)
+        """End the session, without waiting for it."""
+        if self.client is not None:
+            _apart(self.client.close)
 
     def _wait(self, future: Any, what: str, stoppable: bool = False, end: float | None = None) -> Any:
         """Return a call's result.
@@ -205,7 +209,7 @@ class Service:
             InputError, MachineError: what a person must mend.
             Stopped: asked to stop, or nothing came in time, or the service failed.
         """
-        inner = future if isinstance(future, concurrent.futures.Future) else future.future()
+        inner = future.future() if hasattr(future, "future") else future
         end = time.monotonic() + self.patience_s if end is None else end
         while not concurrent.futures.wait([inner], timeout=SLICE_S).done:
             if stoppable and (reason := self.stopping()):
@@ -213,8 +217,8 @@ class Service:
                 raise Stopped(f"{reason}: stopped while waiting for {what}; run the same command again")
             if time.monotonic() > end:
                 inner.cancel()
-                seconds = f"{self.patience_s:.0f} s"
-                raise Stopped(f"service=tinker: no {what} within {seconds}; run the same command again")
+                waited = f"waited {self.patience_s:.0f} s for {what}"
+                raise Stopped(f"service=tinker: {waited}; run the same command again")
         failure = inner.exception()
         if failure is not None:
             raise self._told(failure, what) from failure
@@ -223,16 +227,31 @@ class Service:
     def _told(self, failure: BaseException, what: str) -> BaseException:
         """Return the failure of a call as one that a person or a launcher can act on; an unknown one as it is."""
         t, said = self.tinker, " ".join(str(failure).split())[:300] or type(failure).__name__
+        if "api_key" in said:
+            return MachineError("TINKER_API_KEY", "", said, "set it")
         if isinstance(failure, t.AuthenticationError | t.PermissionDeniedError | t.BillingError):
-            return MachineError("TINKER_API_KEY", "...", f"no {what}: {said}", "check the key and the account")
+            return MachineError("TINKER_API_KEY", "...", f"asked for {what}: {said}", "check the key and the account")
         theirs = isinstance(failure, t.RequestFailedError) and str(failure.category).lower() == "user"
         if theirs or isinstance(failure, t.BadRequestError | t.NotFoundError | t.UnprocessableEntityError):
-            return InputError("backend", "tinker", f"no {what}: {said}", "check model, state and service")
+            return InputError("backend", "tinker", f"asked for {what}: {said}", "check model, state and service")
         if isinstance(failure, t.TinkerError | ConnectionError | TimeoutError | OSError):
-            return Stopped(f"service=tinker: no {what}: {said}; run the same command again")
-        if "api_key" in said.lower():
-            return MachineError("TINKER_API_KEY", "", said, "set it")
+            return Stopped(f"service=tinker: asked for {what}: {said}; run the same command again")
         return failure
+
+
+def _apart(work: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+    """Do something that may block in a thread that nobody waits for at the end: an executor's would be joined."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def go() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as e:  # noqa: BLE001  raised where the result is asked for
+            future.set_exception(e)
+
+    threading.Thread(target=go, daemon=True).start()
+    return future
 
 
 def _download(url: str, target: Path, timeout_s: float) -> None:

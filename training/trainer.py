@@ -53,8 +53,7 @@ from training.order import EpochSampler, stream_seed
 from training.processes import agreed
 from training.replay import Draw, ReplayBuffer, Stocked
 from training.reward import RewardStream
-from training.rollouts import Rollout, draw_step, write_rollouts
-from training.signs import varied_groups
+from training.rollouts import Rollout, draw_step, recorded, step_figures, write_rollouts
 
 
 class CellTrainer(GRPOTrainer):
@@ -140,7 +139,8 @@ class CellTrainer(GRPOTrainer):
         """Return completions as texts; judge and records ask for the same ones, each is decoded once a step."""
         keys = [tuple(i) for i in ids]
         new = [k for k in dict.fromkeys(keys) if k not in self.decoded]
-        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        texts = self.tokenizer.batch_decode(new, **how) if new else []  # transformers 5.17 makes one text of none
         self.decoded |= dict(zip(new, texts, strict=True))
         return [self.decoded[k] for k in keys]
 
@@ -157,38 +157,14 @@ class CellTrainer(GRPOTrainer):
 
     def _record(self, inputs: list[dict[str, Any]], advantages: list[float]) -> None:
         """Keep the step's rollouts, those of all processes, on disk, and their means for the log."""
-        group, texts = self.cell.grpo.rollouts_per_prompt, self._texts([c.token_ids for c in self.completions])
-        mine = [
-            Rollout(
-                problem_id=x["problem_id"],
-                index=i % group,
-                prompt=x["prompt"],
-                completion=text,
-                token_ids=c.token_ids,
-                logprobs=c.logprobs,
-                finish_reason=c.finish_reason,
-                outcome=outcome.value,
-                reward=float(outcome is Outcome.PASS),
-                advantage=advantage,
-            )
-            for i, (x, text, c, outcome, advantage) in enumerate(
-                zip(inputs, texts, self.completions, self.outcomes, advantages, strict=True)
-            )
-        ]
+        group, done = self.cell.grpo.rollouts_per_prompt, self.completions
+        ids, prompts = [x["problem_id"] for x in inputs], [x["prompt"] for x in inputs]
+        texts = self._texts([c.token_ids for c in done])
+        mine = recorded(ids, prompts, texts, done, self.outcomes, advantages, group)
         self.step_rollouts = self.processes.gather(mine)
-        entropies = self.processes.gather([c.entropy_sum for c in self.completions])
+        entropies = self.processes.gather([c.entropy_sum for c in done])
         self.processes.on_main(lambda: write_rollouts(self.folder.rollout(self.step_number), self.step_rollouts))
-        count = len(self.step_rollouts)
-        tokens = sum(len(r.token_ids) for r in self.step_rollouts)
-        self.row |= {
-            "reward": sum(r.reward for r in self.step_rollouts) / count,
-            "entropy": sum(entropies) / tokens,
-            "mean_tokens": tokens / count,
-            "truncated_fraction": sum(r.finish_reason == "length" for r in self.step_rollouts) / count,
-            "varied_groups": varied_groups([r.reward for r in self.step_rollouts], group),
-            "loss": 0.0,
-            "replay": None,
-        }
+        self.row |= step_figures(self.step_rollouts, entropies, group)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         before = self._buffered_inputs

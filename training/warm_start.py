@@ -3,11 +3,12 @@
     python -m training.warm_start --out training/toy_model
     python -m training.warm_start --out training/sums_model --problems sums
 
-Recipe of the first (tuned on problem seed 0, then frozen; docs/demo.md has every number): 400 problems x 8 solutions in which each
-operation is its plausible mistake with probability 0.45, and one solution in twenty is a random wrong composition;
-byte-level BPE; 0.4M parameters with head_dim 32 (which vLLM serves); 400 steps of 32, AdamW 4e-3, cosine. One thread:
-on one machine the same command gives the same bytes. The second has the same model and optimizer and another corpus:
-1,600 arithmetic problems x 4 worked solutions with the misreadings of `evaluation/problems/sums.py`.
+Recipe of the first (tuned on problem seed 0, then frozen; docs/demo.md has every number): 400 problems x 8 solutions in
+which each operation is its plausible mistake with probability 0.45, and one solution in twenty is a random wrong
+composition; byte-level BPE; 0.4M parameters with head_dim 32 (which vLLM serves); 400 steps of 32, AdamW 4e-3, cosine.
+One thread: on one machine the same command gives the same bytes. The second (docs/sums.md) has the same model and
+optimizer and another corpus: 1,600 arithmetic problems x 4 worked solutions with the misreadings of
+`evaluation/problems/sums.py`.
 """
 
 import argparse

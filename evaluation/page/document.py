@@ -12,7 +12,7 @@ from pathlib import Path
 from evaluation.curves import Classified
 from evaluation.findings import Finding
 from evaluation.given import ReportInput
-from evaluation.markdown import Table
+from evaluation.markup import Table
 from evaluation.page.explorer import explorer
 from evaluation.page.markup import Markup, joined, tag, unbroken
 from evaluation.page.pictures import curves_pictures, ladder_picture, patterns

@@ -36,7 +36,11 @@ from training.cell import MODELS
 log = logging.getLogger(__name__)
 
 ENGINES: tuple[str, ...] = get_args(Engine)
-DEFAULTS = {p.benchmark: p for name in ("full", "smoke") for p in EXPERIMENTS[name].protocols}
+DEFAULTS = {
+    p.benchmark: p
+    for name in ("full", "smoke", "score_centering", "score_centering_smoke")
+    for p in EXPERIMENTS[name].protocols
+}
 """The protocol of each benchmark, as its experiment declares it; flags change single fields."""
 
 

@@ -57,6 +57,8 @@ def render(plan: Plan) -> str:
         groups = (("below", plan.against.below), ("at", plan.against.equal), ("above", plan.against.above))
         told = "; ".join(f"{len(g)} {word} ({', '.join(map(rate, g))})" for word, g in groups if g)
         lines.append(f"rates against the headline runs' {rate(plan.against.headline_lr)}: {told}")
+    if plan.budget_minutes:
+        lines.append(f"budget: {plan.budget_minutes} minutes of wall time for all runs together")
     if plan.schedule:
         s = plan.schedule
         lines.append(

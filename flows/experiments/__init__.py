@@ -1,13 +1,7 @@
 """The experiments, as data: one explicit dict, no registration on import."""
 
-from flows.experiments.lr_ablation import (
-    CONTROLS,
-    FULL,
-    LADDER,
-    MICRO,
-    SMOKE,
-    SMOL,
-)
+from flows.experiments.lr_ablation import CONTROLS, FULL, LADDER, MICRO, SMOKE, SMOL
+from flows.experiments.score_centering import SCORE_CENTERING, SCORE_CENTERING_CONTROLS, SCORE_CENTERING_SMOKE
 from training.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -19,5 +13,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         MICRO,
         CONTROLS,
         SMOL,
+        SCORE_CENTERING,
+        SCORE_CENTERING_CONTROLS,
+        SCORE_CENTERING_SMOKE,
     )
 }
+
+FLOWS = {"boundary": "lr-ablation", "drop": "score-centering"}
+"""The flow that runs an experiment, by the rule of its criterion."""

@@ -11,9 +11,7 @@ FAULTS = ROOT.parent / "shared/cases/faults.jsonl"
 
 
 @pytest.mark.skipif(not FAULTS.is_file(), reason="the fault cases are not beside the checkout")
-@pytest.mark.parametrize(
-    "area", ["sandbox", "reward", "extract", "eval", "orchestration", "passk", "report", "split"]
-)
+@pytest.mark.parametrize("area", ["sandbox", "reward", "extract", "eval", "orchestration", "passk", "report", "split"])
 def test_every_fault_is_named(area):
     here = Path(__file__)
     text = "".join(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py")) if p != here)

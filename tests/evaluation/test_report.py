@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evaluation.curves import Criterion, RunEvidence
-from evaluation.markdown import table
+from evaluation.markup import table
 from evaluation.protocol import Protocol
 from evaluation.report import COLUMNS, ReportInput, inline, report_markdown, write_report
 from evaluation.scores import Counts, Score, estimate_pass_at_k

@@ -19,7 +19,7 @@ from evaluation.prompts import extract, prompt_ids, resolve  # noqa: E402
 from evaluation.protocol import Protocol  # noqa: E402
 from evaluation.records import Program  # noqa: E402
 from evaluation.request import Unit  # noqa: E402
-from evaluation.vllm_engine import VllmEngine  # noqa: E402
+from evaluation.vllm_engine import VllmEngine, draw_seeded  # noqa: E402
 
 MODEL = Path(__file__).resolve().parents[2] / "training/toy_model"
 PROTOCOL = Protocol(benchmark="toy_plus", n=8, temperature=0.6, top_p=0.95, max_new_tokens=64)
@@ -57,6 +57,31 @@ def test_log_probs_equal_those_of_transformers(engine):
             mine = torch.log_softmax(logits.float(), -1).gather(-1, torch.tensor(c.token_ids)[:, None])[:, 0]
             worst = max(worst, float((mine - torch.tensor(c.logprobs)).abs().max()))
     assert worst < 1e-5
+
+
+def test_the_head_is_that_of_transformers_the_sampled_token_beside_it_or_not(engine):
+    """At a high temperature many a token is outside of its head of 32; the log-probs are of the whole vocabulary."""
+    few = PROBLEMS[:8]
+    tokens = prompts(engine, few)
+    seeds = [[7 * i + j for j in range(2)] for i in range(len(few))]
+    how = {"max_new_tokens": 32, "temperature": 1.0, "top_p": 1.0}
+    drawn = draw_seeded(vllm, engine.engine, SPEC, tokens, seeds, **how, top_k=32)
+    without = draw_seeded(vllm, engine.engine, SPEC, tokens, seeds, **how)
+    assert [[c.token_ids for c in cs] for cs in drawn] == [[c.token_ids for c in cs] for cs in without]
+    assert all(c.head is None for cs in without for c in cs)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    for prompt, completions in zip(tokens, drawn, strict=True):
+        for c in completions:
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + c.token_ids])).logits[0, len(prompt) - 1 : -1]
+            logprobs = torch.log_softmax(logits.float(), -1)
+            expected, _ = logprobs.topk(32, -1)
+            head = torch.from_numpy(c.head.logprobs)
+            assert head.shape == expected.shape
+            assert float((head - expected).abs().max()) < 1e-4
+            assert float((logprobs.gather(1, torch.from_numpy(c.head.ids).long()) - head).abs().max()) < 1e-4
+            own = logprobs.gather(1, torch.tensor(c.token_ids)[:, None])[:, 0]
+            assert float((own - torch.tensor(c.logprobs)).abs().max()) < 1e-4
 
 
 def test_the_same_seeds_give_the_same_samples_whatever_the_batch(engine):

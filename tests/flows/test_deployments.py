@@ -32,17 +32,24 @@ def test_entry_points_are_modules_that_hold_flows():
 
 
 def test_the_form_offers_every_experiment_and_every_parameter():
-    from flows.experiments import EXPERIMENTS
+    from flows.experiments import EXPERIMENTS, FLOWS
     from flows.lr_ablation import lr_ablation
     from flows.parameters import Parameters
     from flows.reevaluation import re_evaluation
+    from flows.score_centering import score_centering
     from training.cell import MODELS
 
-    form = lr_ablation.parameters.properties
-    assert set(form) | {"gsm8k"} == set(Parameters.model_fields)
-    assert form["experiment"]["enum"] == re_evaluation.parameters.properties["experiment"]["enum"] == [*EXPERIMENTS]
-    assert form["model"]["anyOf"][0]["enum"] == [*MODELS]
-    assert sorted(form, key=lambda name: form[name]["position"]) == [*lr_ablation.fn.__annotations__][:-1]
+    rules = {e.name: e.criterion.rule for e in EXPERIMENTS.values()}
+    offered = set()
+    for found, rule in ((lr_ablation, "boundary"), (score_centering, "drop")):
+        form = found.parameters.properties
+        assert form["experiment"]["enum"] == [n for n, r in rules.items() if r == rule]
+        assert form["model"]["anyOf"][0]["enum"] == [*MODELS]
+        assert sorted(form, key=lambda name: form[name]["position"]) == [*found.fn.__annotations__][:-1]
+        offered |= set(form)
+    assert offered == set(Parameters.model_fields) - {"end_by"}
+    assert re_evaluation.parameters.properties["experiment"]["enum"] == [*EXPERIMENTS]
+    assert {f.name for f in (lr_ablation, score_centering)} == set(FLOWS.values())
 
 
 def test_no_server_is_one_line(prefect_server):
@@ -57,7 +64,7 @@ def test_deploying_twice_makes_everything_once(deployed):
     again = deployed.run("flows.deploy")
     assert again.returncode == 0, again.stderr
     names = sorted(d["name"] for d in ask(deployed, "/deployments/filter"))
-    assert names == sorted(["full", "ladder", "smoke", "micro", "nightly", "gpu", "eval"])
+    assert names == sorted(["full", "full", "ladder", "smoke", "smoke", "micro", "nightly", "gpu", "eval"])
     pools = {p["name"]: p["type"] for p in ask(deployed, "/work_pools/filter")}
     assert {"control", "gpu", "eval"} <= {n for n, kind in pools.items() if kind == "process"}
     automations = [a["name"] for a in ask(deployed, "/automations/filter")]

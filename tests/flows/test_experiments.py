@@ -6,7 +6,9 @@ from pydantic import ValidationError
 from evaluation.errors import InputError
 from evaluation.problems import BENCHMARKS
 from flows.experiments import EXPERIMENTS
+from flows.experiments.score_centering import SCORE_CENTERING, SCORE_CENTERING_CONTROLS, SCORE_CENTERING_SMOKE
 from flows.parameters import Parameters
+from training.arms import ARMS
 from training.cell import CellName
 from training.experiment import Experiment
 
@@ -66,7 +68,7 @@ def test_full_is_three_rates_in_two_arms_of_the_spec() -> None:
 
 
 def test_cells_of_an_experiment_differ_in_arm_rate_and_seed_alone() -> None:
-    varied = {"arm", "terms", "lr", "seed"}
+    varied = {"arm", "terms", "mismatch", "lr", "seed"}
     for spec in EXPERIMENTS.values():
         assert len({c.model_dump_json(exclude=varied) for c in spec.cells(num_seeds=2)}) == 1
 
@@ -77,6 +79,37 @@ def test_ladder_is_seven_rates_in_numeric_order_two_arms_four_seeds() -> None:
     assert len(cells) == 7 * 2 * 4
     assert list(dict.fromkeys(c.lr for c in cells)) == [6e-7, 1e-6, 3e-6, 6e-6, 1e-5, 1e-4, 1e-3]
     assert {c.seed for c in cells} == {0, 1, 2, 3}
+
+
+def test_score_centering_is_the_document_s_four_runs() -> None:
+    """Spec B; and the arms of a pair differ by the term alone, whatever their sampler."""
+    spec = SCORE_CENTERING
+    cells = spec.cells()
+    assert [c.name for c in cells] == [
+        "qwen35_0p8b_gsm8k_plain_lr1e4",
+        "qwen35_0p8b_gsm8k_center_lr1e4",
+        "qwen35_0p8b_gsm8k_plain_lr1e4_s1",
+        "qwen35_0p8b_gsm8k_center_lr1e4_s1",
+    ]
+    assert cells[0].epochs(spec.num_training_problems) == 1 and cells[0].checkpoints == tuple(range(10, 101, 10))
+    g = cells[0].grpo
+    assert (g.prompts_per_step, g.rollouts_per_prompt, g.max_new_tokens, cells[0].lora_rank) == (32, 8, 512, 32)
+    assert (g.scale_rewards, g.importance, cells[1].center and cells[1].center.top_k) == ("none", "one", 32)
+    protocol = spec.protocols[0]
+    assert (protocol.benchmark, protocol.num_problems, protocol.n, protocol.temperature) == ("gsm8k", 500, 1, 0)
+    assert (spec.criterion.rule, spec.budget_minutes) == ("drop", 120) and "w = 1" in spec.departures[0]
+    for e in (SCORE_CENTERING, SCORE_CENTERING_CONTROLS, SCORE_CENTERING_SMOKE):
+        for plain, treated in e.pairs:
+            assert ARMS[plain].terms == () and [t.kind for t in ARMS[treated].terms] == ["center"]
+            assert ARMS[plain].mismatch == ARMS[treated].mismatch
+    assert SCORE_CENTERING_SMOKE.pairs[0] == ("plain", "center") and len(SCORE_CENTERING_SMOKE.pairs) == 2
+    with pytest.raises(ValueError, match="even number"):
+        SCORE_CENTERING_SMOKE.replace(arms=("plain", "center", "plain_int8"))
+
+
+def test_later_fields_leave_registered_hashes_alone() -> None:
+    assert {"budget_minutes", "departures", "lora_rank"}.isdisjoint(SMOKE.model_dump())
+    assert SCORE_CENTERING.model_dump()["budget_minutes"] == 120
 
 
 def test_smoke_and_micro_are_the_demo_s_sizes() -> None:

@@ -174,3 +174,9 @@ def test_asking_for_settings_needs_neither_prefect_nor_torch():
     code = "import sys, tasks.settings, tasks.launch; print(*{'torch', 'prefect'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_service_s_key_reaches_only_the_trainers_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    assert "TINKER_API_KEY" not in child_environment(1)
+    assert child_environment(1, backend="tinker")["TINKER_API_KEY"] == "tml-secret"

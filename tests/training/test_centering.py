@@ -1,7 +1,7 @@
 """Score centering against a brute force over the whole vocabulary, with the tail that the paper models.
 
 The reference knows no head arithmetic: it completes the sampler's distribution over all V tokens (outside of the head
-the learner's, scaled to the mass that is missing) and takes the expected score token by token, in fp64.
+the learner's, scaled to the mass that is missing: GRPO-088) and takes the expected score token by token, in fp64.
 """
 
 import pytest

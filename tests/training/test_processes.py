@@ -35,7 +35,7 @@ ARM = "hardcd_lam0p1"
 TWO = {"num_processes": 2, "micro_batch": 4, "resume_every": 1}
 STOCK = {"bucket": False, "drop_zero": False, "lean_head": False}
 LORA = {"arm": ARM, "lora_rank": 4, "lr": 5e-3, "steps": 4}
-STALE = {"arm": "center_stale4", "steps": 3, "stride": 3, "lr": 3e-3}
+STALE = {"arm": "center_stale4", "steps": 4, "lr": 3e-3}
 STALE["grpo"] = Grpo(
     prompts_per_step=4,
     rollouts_per_prompt=4,
@@ -113,7 +113,7 @@ def assert_same(mine: RunFolder, theirs: RunFolder) -> None:
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
         assert [a[k] for k in ("reward", "mean_tokens")] == [b[k] for k in ("reward", "mean_tokens")]
-        assert a.get("sampler") == (b.get("sampler") and pytest.approx(b["sampler"], rel=1e-3, abs=1e-6))
+        assert a.get("sampler") == (b.get("sampler") and pytest.approx(b["sampler"], rel=1e-3, abs=1e-5))
     last = max(theirs.checkpoints())
     before, found, expected = weights(theirs, 2), weights(mine, last), weights(theirs, last)
     moved = sum(float((before[k] - v).square().sum()) for k, v in expected.items())

@@ -19,6 +19,7 @@ from trl.generation import vllm_generation  # noqa: E402
 
 from evaluation.files import read_jsonl  # noqa: E402
 from training.folder import RunFolder  # noqa: E402
+from training.grpo import Grpo  # noqa: E402
 from training.run import main, read_folder  # noqa: E402
 
 ON_CPU = {"dtype": "float32", "enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": 32768}
@@ -70,6 +71,25 @@ def lora(make_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFa
     )
     train(folder)
     return folder
+
+
+def test_a_centred_cell_gets_its_head_from_the_engine_and_measures_the_gap(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    """TRL's engine allows 20 log-probs a token; the head has 32."""
+    pg = Grpo(
+        prompts_per_step=4,
+        rollouts_per_prompt=4,
+        max_new_tokens=48,
+        compute_dtype="float32",
+        importance="tis2",
+        scale_rewards="none",
+    )
+    folder = make_run(tmp_path / "run", arm="center", grpo=pg, steps=3, stride=3, lr=2e-3, runtime={"sampler": "vllm"})
+    train(folder)
+    figures = [r["sampler"] for r in read_jsonl(folder.steps_jsonl)]
+    assert all(0 < f["logprob_gap"] < 1e-3 for f in figures)
+    assert all(0.99 < f["head_mass"] <= 1.0001 for f in figures)
 
 
 @functools.cache
