@@ -171,7 +171,7 @@ def prepare_work(parameters: Parameters, store: Store, runs: Path, *, here: bool
     check_machine(experiment, cells, store, settings().replace(launcher="process") if here else settings())
     prepared = split(experiment, runs / "data", parameters.mbpp, parameters.mbpp_plus, parameters.gsm8k)
     files, prompt = resolve_model(MODELS[cells[0].model], experiment.benchmark, runs)
-    work = Work(experiment, cells, runs, store, prepared, files, prompt, parameters.end_by)
+    work = Work(experiment, cells, runs, store, prepared, files, prompt, end_by=parameters.end_by)
     work.refuse_others()
     return work
 
