@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,23 +64,23 @@ class Clock(TrainerCallback):
 
 
 class Parts:
-    """CPU seconds of the main thread in the parts of our step; what is in none of them is overhead."""
+    """CPU seconds of our step's parts, in the thread that does them; what is in none of them is overhead."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.inside = False
+        self.thread = threading.local()
 
     def wrap(self, owner: Any, name: str, part: str) -> None:
         whole = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self.inside:
+            if getattr(self.thread, "inside", False):
                 return whole(*args, **kwargs)
-            self.inside, start = True, time.thread_time()
+            self.thread.inside, start = True, time.thread_time()
             try:
                 return whole(*args, **kwargs)
             finally:
-                self.inside = False
+                self.thread.inside = False
                 self.seconds[part] += time.thread_time() - start
 
         setattr(owner, name, timed)
@@ -90,14 +91,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--micro-batch", type=int, default=64, help="ours")
+    parser.add_argument("--only", choices=("whole", "update"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     grpo = Grpo(prompts_per_step=args.rollouts // 8, rollouts_per_prompt=8, max_new_tokens=64, compute_dtype="float32")
     tail = grpo.replace(temperature=1.35, max_new_tokens=256)
     with tempfile.TemporaryDirectory() as scratch, Judge(PROBLEMS, suites="reward") as judge:
         bench = Bench(Path(scratch), judge, args.micro_batch)
-        bench.compare("whole step, natural lengths", grpo, None, args.rounds)
-        bench.compare("whole step, heavy tail", tail, None, args.rounds)
+        if args.only != "update":
+            bench.compare("whole step, natural lengths", grpo, None, args.rounds)
+            bench.compare("whole step, heavy tail", tail, None, args.rounds)
+        if args.only == "whole":
+            return
         for name, lengths in (("even lengths", even), ("heavy tail", heavy)):
             longest = grpo.replace(max_new_tokens=400)
             bench.compare(f"update, {name}", longest, made(args.rollouts, lengths), args.rounds)
@@ -223,6 +228,7 @@ class Bench:
         parts = Parts()
         parts.wrap(ours, "draw_step", "sampling")
         parts.wrap(trainer.rewards, "outcomes", "reward")
+        parts.wrap(trainer.rewards, "_judge", "reward")  # in a thread of its own, while others are drawn
         parts.wrap(trainer, "_replay", "replay")
         parts.wrap(trainer, "compute_loss", "forward")
         parts.wrap(trainer.accelerator, "backward", "backward")

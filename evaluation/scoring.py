@@ -55,6 +55,9 @@ def score_samples(
         InputError: a row, a problem or a k that cannot be scored.
         MachineError: no cage here.
     """
+    results = out / f"{samples.name.removesuffix('.jsonl')}_eval_results.json"
+    if samples.resolve() in {p.resolve() for p in (out / "verdicts.jsonl", out / "score.json", results)}:
+        raise InputError("samples", samples, "would be overwritten by the results", "give another --out, or rename it")
     known = {p.problem_id: p for p in problems}
     rows, num_unknown = read_samples(samples, known, partial)
     counts = Counter(r.task_id for r in rows)
@@ -78,10 +81,7 @@ def score_samples(
     planned = len(known) if len(chosen) < len(known) else None
     score = score.replace(num_planned=planned, num_unknown=num_unknown or None)
     write_jsonl(out / "verdicts.jsonl", [verdict_row(r.index, v) for r, v in zip(rows, verdicts, strict=True)])
-    write_json(
-        out / f"{samples.name.removesuffix('.jsonl')}_eval_results.json",
-        evalplus_results(samples, rows, verdicts, known),
-    )
+    write_json(results, evalplus_results(samples, rows, verdicts, known))
     write_json(out / "score.json", score)
     return score
 

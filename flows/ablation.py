@@ -25,6 +25,7 @@ from tasks.launch import STOPPING, locked
 from tasks.progress import Board
 from tasks.remote import check_workers, score_in_pool, train_in_pool
 from tasks.reports import report
+from tasks.retention import spare_all
 from tasks.scores import EvaluationChild, score_checkpoint
 from tasks.settings import settings
 from tasks.work import Work
@@ -166,6 +167,7 @@ def run_here(
 ) -> list[Exception]:
     """Train and publish, score, or both, in children of this process; return why what failed did."""
     child = EvaluationChild(work)
+    spare_all(work)
 
     def score(cell: Cell | None, step: int, after: Sequence[Future]) -> Future:
         return submit(score_checkpoint, work, cell, step, label(work, cell, step), child, after=after)

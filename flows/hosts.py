@@ -5,6 +5,7 @@ server, and do the same when started twice: whatever the store lacks.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow
@@ -66,7 +67,7 @@ def told(action: Callable[[], State]) -> State:
 def _train(name: str, parameters: Parameters) -> State:
     cell = resolve_cell(parameters, name)
     alone = parameters.replace(cells=(name,), max_parallel_cells=1)
-    work = prepare_work(alone, *places(parameters), here=True)
+    work = replace(prepare_work(alone, *places(parameters), here=True), scores_here=False)
     audit(work)
     failures = [str(f) for f in run_here(work, Board(quiet=True), alone, scoring=False)]
     missing = work.unpublished(cell)

@@ -139,24 +139,25 @@ class Loop:
 
     def look(self) -> int:
         """Submit a task for each difference between plan and store, once; return how many."""
-        before = len(self.futures)
+        before, at_work = len(self.futures), {n for n, f in self.training.items() if _running(f)}
         self._score(None, 0, [])
         for cell in self.work.cells:
             ended = self._ended(cell)
             if not ended:
-                self._train(cell)
+                self._train(cell, at_work)
             published = [step for step in cell.checkpoints if self._publish(cell, step)]
             if not ended and self.units.seal and cell.name not in self.sealing:
                 self._seal(cell, published)
         return len(self.futures) - before
 
-    def _train(self, cell: Cell) -> None:
-        busy = sum(map(_running, self.training.values()))
+    def _train(self, cell: Cell, at_work: set[str]) -> None:
+        """Start a cell if there is a slot; a cell that ends during this look keeps its own: its scores come first."""
         if self.scores_first and any(map(_running, self.scoring.values())):
             return
         here = self.units.publish is not None and self.work.ended_here(cell)
-        if self.units.train and cell.name not in self.training and busy < self.max_training and not here:
+        if self.units.train and cell.name not in self.training and len(at_work) < self.max_training and not here:
             self.training[cell.name] = self.units.train(cell)
+            at_work.add(cell.name)
 
     def _publish(self, cell: Cell, step: int) -> bool:
         """Publish and score one checkpoint as far as that is due; True once it is in the store."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from prefect import task
 
 from evaluation.manifests import is_complete
+from tasks.retention import spare
 from tasks.retries import ONCE_EACH, retriable
 from tasks.work import Work
 from training.cell import Cell
@@ -41,6 +42,7 @@ def publish(work: Work, cell: Cell, step: int) -> None:
     _send(work, cell, work.folder(cell).checkpoint(step), f"global_step_{step}")
     if work.result(cell) is not None:  # a checkpoint that was lost after the end
         work.fence.release(cell.name)
+    spare(work, cell, step)
 
 
 def _send(work: Work, cell: Cell, local: Path, name: str) -> None:

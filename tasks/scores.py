@@ -17,6 +17,7 @@ from evaluation.manifests import damaged, is_complete
 from evaluation.request import FAILURE, Request, Unit, write_request
 from tasks.launch import STOPPING, ChildDied, ChildFailed, locked, on_device, run_to_end
 from tasks.progress import Drawing
+from tasks.retention import reading, spare
 from tasks.retries import ONCE_EACH, retriable
 from tasks.settings import child_environment, settings
 from tasks.stored import reuse_samples
@@ -78,6 +79,8 @@ def score(work: Work, cell: Cell | None, step: int, child: "EvaluationChild") ->
             drawing.finish()
     for protocol, out in outs.items():
         work.store.publish(out, work.score_rel(cell, protocol, step))
+    if cell is not None:
+        spare(work, cell, step)
 
 
 @contextlib.contextmanager
@@ -87,12 +90,13 @@ def model_of(work: Work, cell: Cell | None, step: int) -> Iterator[tuple[str, st
         yield work.files.path, work.files.revision
         return
     here = work.folder(cell).checkpoint(step)
-    if is_complete(here):
-        difference = damaged(here)
-        if difference is None:
-            yield str(here), None
-            return
-        logger.warning("%s: %s; the store's copy is scored", here, difference)
+    with reading(here) as held:
+        if held and is_complete(here):
+            difference = damaged(here)
+            if difference is None:
+                yield str(here), None
+                return
+            logger.warning("%s: %s; the store's copy is scored", here, difference)
     fetched = work.runs / "fetched" / cell.name / f"global_step_{step}"
     yield str(work.store.fetch(f"{cell.name}/global_step_{step}", fetched)), None
     shutil.rmtree(fetched)

@@ -13,7 +13,7 @@ from tasks.fence import Fence
 from tasks.models import ModelFiles
 from training.cell import MODELS, Cell, Identity, Model
 from training.experiment import Experiment
-from training.folder import CellFile, Result, RunFolder
+from training.folder import CellFile, Receipt, Result, RunFolder
 from training.store import Store
 
 
@@ -28,6 +28,8 @@ class Work:
     prepared: Prepared
     files: ModelFiles
     prompt: PromptSpec
+    scores_here: bool = True
+    """Checkpoints are scored on the host that trains them."""
     fences: list[Fence] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -126,7 +128,10 @@ class Work:
 
     def _damage(self, cell: Cell, step: int) -> str:
         """Say why a checkpoint of an ended cell cannot be published: running again would not make it again."""
-        local = self.folder(cell).checkpoint(step)
+        local, receipt = self.folder(cell).checkpoint(step), self.folder(cell).receipt(step)
+        if receipt.is_file() and not local.is_dir():
+            was = read_record(Receipt, receipt).store
+            return f": its copy here went when {was} had it: use that store, or another --runs folder"
         difference = damaged(local) if local.is_dir() else None
         return f": {local}: {difference}: restore it, or use another --runs folder" if difference else ""
 

@@ -1,6 +1,7 @@
 """A real Prefect server for the whole session, and a worker for those who ask; each starts when first needed."""
 
 import contextlib
+import csv
 import os
 import signal
 import socket
@@ -28,6 +29,30 @@ QUIET = {
     "PREFECT_CLIENT_MAX_RETRIES": "10",
     "DO_NOT_TRACK": "1",
 }
+
+
+CAMPAIGNS = ROOT / "docs/campaigns/results.csv"
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write what a long proof showed into docs/campaigns, one line a test, the last result of each."""
+    if "campaign" not in report.keywords or report.when != "call" or hasattr(report, "node"):
+        return  # `node`: a worker's report, which its controller gets as well
+    rows = {}
+    if CAMPAIGNS.is_file():
+        with CAMPAIGNS.open(newline="", encoding="utf-8") as f:
+            rows = {r["test"]: r for r in csv.DictReader(f)}
+    rows[report.nodeid] = {
+        "test": report.nodeid,
+        "outcome": report.outcome,
+        "seconds": f"{report.duration:.0f}",
+        "figures": "; ".join(str(value) for _, value in report.user_properties),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    with CAMPAIGNS.open("w", newline="", encoding="utf-8") as f:
+        writer = csv.DictWriter(f, ["test", "outcome", "seconds", "figures", "date"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[k] for k in sorted(rows))
 
 
 @dataclass(frozen=True)

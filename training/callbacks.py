@@ -203,9 +203,9 @@ def drop_old_resumes(folder: RunFolder, step: int, keep: int) -> None:
 
 
 def make_checkpoint(folder: RunFolder, cell_file: CellFile, model: Any, tokenizer: Any, step: int) -> None:
-    """Write `global_step_N` from the weights of step N, unless it is there."""
+    """Write `global_step_N` from the weights of step N, unless it is there, or was and is in the store."""
     out = folder.checkpoint(step)
-    if is_complete(out):
+    if is_complete(out) or folder.receipt(step).is_file():
         return
     export_checkpoint(
         model,

@@ -37,6 +37,13 @@ class CellFile(Record):
         )
 
 
+class Receipt(Record):
+    """`global_step_N.published.json`: where a checkpoint is whose copy in the run directory was removed."""
+
+    schema_: Literal["published/1"] = Field(default="published/1", alias="schema")
+    store: str
+
+
 class Runtime(Record):
     """`runtime.json`: where and how the cell runs. Nothing here can change a number in the report."""
 
@@ -138,6 +145,10 @@ class RunFolder:
     def checkpoint(self, step: int) -> Path:
         """A complete HF model directory."""
         return self.root / f"global_step_{step}"
+
+    def receipt(self, step: int) -> Path:
+        """Left in a checkpoint's place when its copy here was removed, since the store has it."""
+        return self.root / f"global_step_{step}.published.json"
 
     def resume(self, step: int) -> Path:
         """Everything needed to go on from `step`."""

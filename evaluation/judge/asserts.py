@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from evaluation.judge.wire import Malformed, decode
+from evaluation.judge.wire import Malformed, decode, spread
 
 _VALUES = "__values"
 MAX_BYTES = 1 << 21
 """Of a value that an assert is asked of; none of MBPP's comes near it, and decoding many small items costs 40 x."""
+MAX_ELEMENTS = 1 << 16
+"""Of its numpy arrays: numpy broadcasts what it is compared with."""
 _BUILTINS = {
     f.__name__: f
     for f in (abs, all, any, bool, dict, float, frozenset, int, len, list, max, min, repr, round, set, sorted, str, sum,
@@ -75,6 +77,8 @@ class AssertSuite:
             return False
         try:
             value = decode(raw[1:])
+            if b"numpy" in raw and spread(value, MAX_ELEMENTS) > MAX_ELEMENTS:
+                return False
             if self.calls is not None:
                 value = (value,)
             elif type(value) is not tuple:

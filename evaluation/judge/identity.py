@@ -39,9 +39,11 @@ _BLIND = _STATELESS | {"random", "decimal", "time", "calendar", "numbers", "coll
 _SEEING = {
     "attrgetter", "methodcaller", "Formatter", "format_map", "namedtuple", "NamedTuple", "TypedDict", "ForwardRef",
     "get_type_hints", "get_overloads", "get_protocol_members", "overload", "wraps", "update_wrapper", "register",
-    "singledispatch", "singledispatchmethod", "Protocol", "runtime_checkable",
+    "singledispatch", "singledispatchmethod", "Protocol", "runtime_checkable", "final", "no_type_check",
+    "no_type_check_decorator", "dataclass_transform", "Literal", "Annotated",
 }  # fmt: skip
-"""What of these modules does, has a function called by keyword, evaluates annotations, or changes a class for good."""
+"""What of these modules does, has a function called by keyword, evaluates annotations, changes a class for good, or
+keeps the first of equal values."""
 _SYS = {"maxsize", "setrecursionlimit", "getrecursionlimit", "float_info", "getsizeof", "exit", "version_info"}
 """What of `sys` does not."""
 
@@ -65,17 +67,11 @@ _MODULES = _IMPORTED & _BLIND_ATTRIBUTES
 _FIELD = re.compile(r"\{[^{}:!]*[.\[]")
 """A replacement field that looks into its value: `{0.__code__}`."""
 _NUMPY = re.compile(r"numpy|import_module|__import__|\bexec\b")
-_HIDES = re.compile(r"\b(except|finally|suppress|weakref|atexit|exec|getattr)\b|__|[Tt]hread|concurrent|asyncio")
 
 
 def wants_numpy(source: str) -> bool:
     """Say whether a program may import numpy, which is loaded beforehand then."""
     return _NUMPY.search(_as_read(source)) is not None
-
-
-def may_hide_errors(source: str) -> bool:
-    """Say whether a program may go on after an exception, such as one for want of memory."""
-    return _HIDES.search(_as_read(source)) is not None
 
 
 def _as_read(source: str) -> str:
@@ -112,7 +108,7 @@ def read(source: str, kept: Iterable[str]) -> Reading:
         words = walk.told()
         if words is None:
             return Reading(_digest(b"text", text), walk.clean)
-        words = [f"{wants_numpy(source)} {may_hide_errors(source)}", *words]  # by which it is run
+        words = [f"{wants_numpy(source)}", *words]  # by which it is run
         return Reading(_digest(b"tree", "\0".join(words).encode("utf-8", "surrogatepass")), walk.clean)
     except SyntaxError:
         return Reading(_digest(b"text", text), clean=True)  # it never gets to run
@@ -219,7 +215,7 @@ class _Walk:
             case ast.Attribute(value=ast.Constant(value=str(text)), attr="format") if not _FIELD.search(text):
                 pass
             case ast.Attribute(attr="format"):
-                self.observed = True
+                self.strange()
         if node.attr not in _BLIND_ATTRIBUTES:
             self.strange()
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -252,7 +248,8 @@ class _Walk:
         names = {a.name for a in node.names}
         blind = _BLIND_ATTRIBUTES if node.module in _BLIND else _SYS if node.module == "sys" else set[str]()
         self.observed |= not names <= blind or node.level > 0
-        self.clean &= node.module in _STATELESS and not (names & _IMPORTED) - {node.module}
+        self.clean &= node.module in _STATELESS and names <= blind | {"namedtuple"}
+        self.clean &= not (names & _IMPORTED) - {node.module}
         return [node.module, node.names, node.level]
 
     def declared(self, node: ast.Global | ast.Nonlocal) -> list[Any]:
@@ -269,6 +266,11 @@ class _Walk:
     def tried(self, node: ast.Try) -> list[Any]:
         self.clean &= not node.finalbody  # where a return swallows what was raised
         return [node.body, node.handlers, node.orelse, node.finalbody]
+
+    def matched(self, node: ast.MatchClass) -> list[Any]:
+        if node.kwd_attrs:  # attributes by their text
+            self.strange()
+        return [node.cls, node.patterns, node.kwd_attrs, node.kwd_patterns]
 
     def seeing(self, node: ast.AST) -> list[Any]:
         """Take what knows names by their text: members of a class are found by it, and a class names itself."""
@@ -294,6 +296,7 @@ _SEEN: dict[type, Callable[[_Walk, Any], list[Any]]] = {
     ast.ExceptHandler: _Walk.caught,
     ast.Try: _Walk.tried,
     ast.Match: _Walk.seeing,
+    ast.MatchClass: _Walk.matched,
 }
 _NEWER = ("TypeAlias", "TypeVar", "ParamSpec", "TypeVarTuple", "TemplateStr", "Interpolation")
 """Since Python 3.12: they know their names as text."""

@@ -116,6 +116,6 @@ def machine_memory() -> int:
     return min(found)
 
 
-def memory_limit(lanes: int = 1) -> int:
-    """Return the bytes of address space of a program: EvalPlus's 4 GiB, and together at most half of the machine."""
-    return min(EVALPLUS_MEMORY_BYTES, machine_memory() // 2 // lanes)
+def memory_limit() -> int:
+    """Return the bytes of address space of a program: EvalPlus's 4 GiB, and at most half of the machine."""
+    return min(EVALPLUS_MEMORY_BYTES, machine_memory() // 2)

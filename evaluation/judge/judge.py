@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from evaluation.judge.admission import Admission
 from evaluation.judge.batch import Batch, Case, Key, Result, TryAlone
-from evaluation.judge.identity import may_hide_errors, read, wants_numpy
-from evaluation.judge.jobs import Execution, JudgeFailed, OutOfMemory, memory_limit
+from evaluation.judge.identity import read, wants_numpy
+from evaluation.judge.jobs import JudgeFailed, OutOfMemory
 from evaluation.judge.lanes import Lane, Lanes
 from evaluation.judge.references import ReferenceFailed
 from evaluation.judge.remembered import Remembered
 from evaluation.judge.suites import Asserts, Inputs, Suite
-from evaluation.judge.watch import ENDED
 from evaluation.records import Outcome, Problem, Program, Verdict
 
 logger = logging.getLogger(__name__)
 
-JUDGE_VERSION = f"judge/6 python{sys.version_info.major}.{sys.version_info.minor}"
+JUDGE_VERSION = f"judge/7 python{sys.version_info.major}.{sys.version_info.minor}"
 TRIES = 3
 MAX_KNOWN = 200_000
 """Verdicts kept in this process."""
@@ -67,7 +67,7 @@ class Judge:
         self.known: dict[Key, Verdict] = {}
         self.kept_names = {p.problem_id: _kept_names(p) for p in problems}
         self.lock = threading.Lock()
-        self.memory_bytes, self.shared_bytes = memory_limit(), memory_limit(workers)
+        self.admission = Admission(workers)
         self.version = JUDGE_VERSION if caged else f"{JUDGE_VERSION} uncaged"
         self.lanes = Lanes(workers, caged)
         self.lanes.first.zygote(numpy=False)  # fails here, not at the first program, where there is no cage
@@ -235,7 +235,7 @@ class Judge:
         problem = self.problems[case.problem_id]
         zygote = lane.zygote(wants_numpy(case.source) or "numpy" in problem.reference)
         found: list[Result] = []
-        with zygote.child(self.memory_bytes if alone else self.shared_bytes) as child:
+        with zygote.child(None if alone else self.admission) as child:
             for name in names:
                 suite = self._suite(problem, name)
                 job, checker = suite.job(zygote, case.source)
@@ -245,7 +245,7 @@ class Judge:
                     continue
                 if run.timed_out and suite.relax(zygote, job):
                     break
-                if not alone and ((run.timed_out and run.contended) or self._starved(run, case.source)):
+                if not alone and run.timed_out and run.contended:
                     raise TryAlone
                 outcome = Outcome.TIMEOUT if run.timed_out else Outcome.FAIL
                 found.append(Result(outcome, run, f"{name}: {run.detail}"))
@@ -255,12 +255,6 @@ class Judge:
             else:
                 return found
         return found + self._run_once(lane, case, names[len(found) :], alone)
-
-    def _starved(self, run: Execution, source: str) -> bool:
-        """Say whether a program may have failed for the memory that it had to share; it gets EvalPlus's, alone."""
-        if self.shared_bytes >= self.memory_bytes or run.timed_out:
-            return False
-        return "Memory" in run.detail or run.detail == ENDED or may_hide_errors(source)
 
     def _names(self, problem_id: str) -> tuple[str, ...]:
         has_plus = self.suites != "reward" and self.problems[problem_id].plus_inputs is not None

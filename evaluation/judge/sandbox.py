@@ -265,6 +265,22 @@ def leave_namespaces() -> bool:
     return _libc.unshare(ctypes.c_int(without)) == 0 or _libc.unshare(ctypes.c_int(without | _NEW_USER)) == 0
 
 
+MAX_THREADS = 2048
+"""Of all lanes together."""
+
+
+def be_ended_first() -> None:
+    """Where the machine runs out of memory, the kernel is to end a program, neither the judge nor a trainer."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    except OSError:
+        return  # no /proc here
+    try:
+        os.write(fd, b"1000")
+    finally:
+        os.close(fd)
+
+
 def drop_user(needed: str) -> bool:
     """Become an unused user when root, unless that user could not read `needed`; return whether that happened."""
     if os.getuid() != 0 or not _open_to_others(needed):
@@ -295,8 +311,14 @@ def drop_capabilities() -> None:
         _call(_libc.syscall(SYS_CAPSET, header, bytes(24)), "capset")
 
 
-def limit_zygote() -> None:
-    """Set the limits that hold for zygote and children alike: no core, no file writes, few descriptors."""
+def limit_zygote(threads: bool) -> None:
+    """Set the limits that hold for zygote and children alike: no core, no file writes, few descriptors and threads.
+
+    Args:
+        threads: whether they are counted for the judge alone: the user is its own.
+    """
+    if threads:
+        resource.setrlimit(resource.RLIMIT_NPROC, (MAX_THREADS, MAX_THREADS))
     for what, value in ((resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (value, value))
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]

@@ -12,7 +12,8 @@ import socket
 import time
 from pathlib import Path
 
-from evaluation.judge.jobs import SIZE, Checker, Execution, Job, JudgeFailed, OutOfMemory
+from evaluation.judge.admission import LOOK_EVERY_S, Admission
+from evaluation.judge.jobs import SIZE, Checker, Execution, Job, JudgeFailed, OutOfMemory, memory_limit
 from evaluation.judge.wire import HASHED_BYTES, MAX_FULL_BYTES, Malformed, decode
 
 ANSWER_TIMEOUT_S = 60.0
@@ -51,23 +52,32 @@ class Watch:
         self.right = 0
         self.buffer = bytearray()
 
-    def watch(self, memory_bytes: int) -> Execution | None:
-        """Send the job; return what came of it, None if the child closed its socket before it was done."""
+    def watch(self, admission: Admission | None) -> Execution | None:
+        """Send the job; return what came of it, None if the child closed its socket before it was done.
+
+        Raises:
+            JudgeFailed: no fault of the program, such as too little memory beside another.
+        """
         self.sock.settimeout(_NEXT_JOB_S if self.caged else ANSWER_TIMEOUT_S)
         try:
-            self.sock.sendall(self.job.payload(memory_bytes))
+            self.sock.sendall(self.job.payload(memory_limit()))
         except TimeoutError as e:
             if self.caged:
                 return self._end("takes no other job")
             raise JudgeFailed("the child does not take its job") from e
         except OSError:
             return None
+        bounded = admission is not None and not admission.unbounded
+        look_at = self.started + LOOK_EVERY_S
         while True:
             left = self._left()
+            if bounded and admission is not None and time.monotonic() >= look_at:
+                admission.check(self.pid)
+                look_at = time.monotonic() + LOOK_EVERY_S
             if left <= 0:
                 what = f"test {self.right}" if self.test_limited else "suite"
                 return self._end(f"{what}: time limit", timed_out=True)
-            self.sock.settimeout(left)
+            self.sock.settimeout(min(left, LOOK_EVERY_S) if bounded else left)
             try:
                 part = self.sock.recv(1 << 18)
             except TimeoutError:
@@ -205,7 +215,7 @@ class Watch:
             if not right:
                 if raw[:1] == b"h" and self._left() <= 0:  # while it was to come in full
                     return self._end(f"test {self.right}: time limit", timed_out=True)
-                what = raw[1:].decode("ascii", "replace") if raw[:1] == b"x" else "wrong answer"
+                what = raw[1:81].decode("ascii", "replace") if raw[:1] == b"x" else "wrong answer"
                 return self._end(f"test {self.right}: {what}")
             self.right += 1
         return self._answer_hash(content) if self.right > before else self._end("malformed answer")

@@ -17,6 +17,8 @@ DESCRIBED = "\0described"
 HASHED_BYTES, MAX_FULL_BYTES = 1 << 18, 64 << 20
 """From what size on the child sends a hash first; the most that is compared in full."""
 MAX_RANGE = 1 << 20
+MAX_FRACTION_BITS = 1 << 14
+"""Of each part: a fraction is reduced, which takes quadratic time."""
 MAX_COLLISIONS = 256
 """Items of one hash: a program's own set has two at most, unless somebody looks for more."""
 _DEPTH = 650
@@ -57,6 +59,22 @@ def decode(raw: bytes) -> Any:
     if end != len(raw):
         raise Malformed("bytes after the value")
     return value
+
+
+def spread(value: Any, most: int) -> int:
+    """Count the numpy elements inside a value, up to the first count above `most`.
+
+    numpy broadcasts what it is compared with: an array of n elements and a list of m may become n x m.
+    """
+    if (size := getattr(value, "size", None)) is not None and type(value).__module__ == "numpy":
+        return int(size)
+    total = 0
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            total += spread(item, most)
+            if total > most:
+                break
+    return total
 
 
 def items_of(raw: bytes) -> tuple[bytes, int, Iterator[Any]] | None:
@@ -185,7 +203,8 @@ def rebuild(kind: object, content: Any) -> Any:
         return found if len(found) <= MAX_RANGE else Opaque("range")
     if kind == "Fraction":
         above, below = content
-        return Fraction(above, below) if type(above) is type(below) is int else Opaque("Fraction")
+        small = type(above) is type(below) is int and max(above.bit_length(), below.bit_length()) <= MAX_FRACTION_BITS
+        return Fraction(above, below) if small else Opaque("Fraction")
     if kind == "Decimal":
         number = Decimal(str(content)[:1000])
         return number if not number.is_finite() or abs(number.adjusted()) < 10_000 else Opaque("Decimal")

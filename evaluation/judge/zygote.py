@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evaluation.errors import MachineError
-from evaluation.judge.jobs import Checker, Execution, Job, JudgeFailed, OutOfMemory, ZygoteDied, memory_limit
+from evaluation.judge.admission import Admission
+from evaluation.judge.jobs import Checker, Execution, Job, JudgeFailed, OutOfMemory, ZygoteDied
 from evaluation.judge.watch import ANSWER_TIMEOUT_S, Watch, count_oom_kills
 from evaluation.judge.wire import decode
 
@@ -39,7 +40,7 @@ class Zygote:
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         site = _numpy_site() if numpy else ""
-        argv = [sys.executable, "-I", "-S", "-B", str(CHILD), str(theirs.fileno()), cage]
+        argv = [sys.executable, "-s", "-P", "-S", "-B", str(CHILD), str(theirs.fileno()), cage]
         self.process = subprocess.Popen(
             [*argv, site, sysconfig.get_paths()["stdlib"], *_readable(site)],
             env={"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
@@ -85,21 +86,21 @@ class Zygote:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def run(self, job: Job, checker: Checker, memory_bytes: int | None = None) -> Execution:
+    def run(self, job: Job, checker: Checker) -> Execution:
         """Run one job, in a child of its own, to its end, its limit or its first wrong value.
 
         Raises:
             JudgeFailed: no fault of the program.
         """
-        with self.child(memory_bytes) as child:
+        with self.child() as child:
             return child.run(job, checker)
 
     @contextlib.contextmanager
-    def child(self, memory_bytes: int | None = None) -> "Iterator[Child]":
+    def child(self, admission: Admission | None = None) -> "Iterator[Child]":
         """Fork a child, and end it on the way out.
 
         Args:
-            memory_bytes: its address space; None is what a program gets that runs alone.
+            admission: bounds the memory of those that run at a time; None where nothing runs beside it.
 
         Raises:
             JudgeFailed: it could not be forked.
@@ -111,10 +112,12 @@ class Zygote:
             self.killed = 0
             if pid < 0:
                 raise JudgeFailed("no process could be forked")
-            child = Child(self, pid, mine, memory_limit() if memory_bytes is None else memory_bytes)
+            child = Child(self, pid, mine, admission)
             try:
                 yield child
             finally:
+                if admission is not None:
+                    admission.leave(pid)
                 if not child.reaped:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -150,8 +153,8 @@ class Zygote:
 class Child:
     """One forked process: it runs one program's suites, one after the other."""
 
-    def __init__(self, zygote: Zygote, pid: int, sock: socket.socket, memory_bytes: int) -> None:
-        self.zygote, self.pid, self.sock, self.memory_bytes = zygote, pid, sock, memory_bytes
+    def __init__(self, zygote: Zygote, pid: int, sock: socket.socket, admission: Admission | None) -> None:
+        self.zygote, self.pid, self.sock, self.admission = zygote, pid, sock, admission
         self.used = self.reaped = False
         self.watch: Watch | None = None
 
@@ -163,7 +166,7 @@ class Child:
         """
         self.watch = watch = Watch(self.pid, self.sock, job, checker, caged=self.used)
         self.used = True
-        found = watch.watch(self.memory_bytes)
+        found = watch.watch(self.admission)
         if found is not None:
             return found
         status = self.zygote.status_of(self.pid)

@@ -103,7 +103,7 @@ def test_carriage_returns_add_no_lines_to_strings(spec):
     ],
 )  # fmt: skip
 def test_programs_are_taken_whole(wrap, source, entry, argument, value):
-    """EXTRACT-041, 042, 043: decorators, helpers without return and top-level statements stay."""
+    """EXTRACT-041, EXTRACT-042, EXTRACT-043: decorators, helpers without return and top-level statements stay."""
     assert extract(CHAT, wrap.format(source), problem(entry)) == source
     assert run(CHAT, wrap.format(source), entry)(argument) == value
 

@@ -125,7 +125,6 @@ def test_no_way_of_seeing_a_line_a_docstring_or_a_name_makes_two_programs_one(wa
         ("def f(x): return str(g)\ndef g(): 0\n", "def f(x): return str(h)\ndef h(): 0\n"),
         ("def f(x):\n    def g(): 0\n    return str(g)\n", "def f(x):\n    def h(): 0\n    return str(h)\n"),
         ("def f(x): return x\n", "# numpy\ndef f(x): return x\n"),
-        ("def f(x): return x\n", "# except\ndef f(x): return x\n"),
         ("def f(x): return x\n", "# \uff4eumpy\ndef f(x): return x\n"),
         ("def f(x): return x\n", "def f(x):\n    '__import__'\n    return x\n"),
         ("def f(a, **k): return k\n", "def f(b, **k): return k\n"),
@@ -139,6 +138,13 @@ def test_names_that_tests_use_stay():
     a, b = ("def f(x): return size\nsize = 3\n", "def f(x): return width\nwidth = 3\n")
     assert same(a, b)
     assert not same(a, b, ("f", "size"))
+
+
+BACK_DOORS = [
+    ("re", "_cache"), ("re", "__builtins__"), ("math", "__dict__"), ("copy", "dispatch_table"),
+    ("operator", "attrgetter"), ("functools", "wraps"), ("functools", "update_wrapper"), ("typing", "final"),
+    ("typing", "runtime_checkable"), ("typing", "no_type_check"), ("typing", "Literal"), ("typing", "Annotated"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -164,6 +170,10 @@ def test_names_that_tests_use_stay():
         ("import statistics\nrandom = statistics\ndef f(x): return random.random.seed(x)\n", False),
         ("import fractions as re\ndef f(x): return re.re.purge()\n", False),
         ("import typing\ndef f(x): return typing.runtime_checkable(x)\n", False),
+        ("from collections import namedtuple, Counter\ndef f(x): return Counter(x)\n", True),
+        *((f"from {m} import {n} as g\ndef f(x): return g\n", False) for m, n in BACK_DOORS),
+        ("import math\ndef f(x):\n    match math:\n        case object(__dict__=d): return d\n", False),
+        ("import math\ndef f(x): return '{0.__dict__}'.format(math)\n", False),
         ("def f(x):\n    try: return 1\n    finally: return 2\n", False),
     ],
 )

@@ -76,7 +76,7 @@ def cache(tmp_path_factory):
     ],
 )
 def test_a_program_is_judged_by_its_values(source, expected):
-    """REWARD-010, 012: neither an exit status nor an exception is an answer."""
+    """REWARD-010, REWARD-012: neither an exit status nor an exception is an answer."""
     assert verdict(source).base is expected
 
 
@@ -301,7 +301,7 @@ def _compare(rows, problems, cache):
 @needs_data
 @pytest.mark.campaign
 def test_every_reference_passes_also_on_a_busy_machine(mbpp_plus, cache):
-    """SANDBOX-024, 025: at load 0 and at load 8 (and the load of two lanes), 599 included."""
+    """SANDBOX-024, SANDBOX-025: at load 0 and at load 8 (and the load of two lanes), 599 included."""
     programs = [Program(problem_id=p.problem_id, source=p.reference) for p in mbpp_plus.values()]
     for load in (0, 8):
         with busy(load), Judge(list(mbpp_plus.values()), workers=2, cache=cache) as judge:
@@ -375,24 +375,49 @@ def _judge_hostile(rows, problems, cache, monkeypatch):
 
 
 HUNGRY = {
-    "except": "try:\n        bytes(2400 << 20); ok = True\n    except MemoryError: pass",
-    "finally": "try:\n        bytes(2400 << 20); ok = True\n    finally: return 2 * x if ok else -1",
-    "suppress": "import contextlib\n    with contextlib.suppress(MemoryError):\n        bytes(2400 << 20); ok = True",
-    "an exit": "with E():\n        bytes(2400 << 20); ok = True",
+    "except": "try: bytes(2400 << 20); ok = True\n    except MemoryError: pass",
+    "finally": "try: bytes(2400 << 20); ok = True\n    finally: return 2 * x if ok else -1",
+    "an exit": "with E(): bytes(2400 << 20); ok = True",
     "a thread": "import threading\n    t = threading.Thread(target=g); t.start(); t.join(); ok = bool(DONE)",
+    "a map of nothing": "import mmap\n    try: ok = len(mmap.mmap(-1, 2400 << 20)) > 0\n    except OSError: pass",
+    "an interpreter": "import code\n    code.InteractiveInterpreter(globals()).runsource('g()')\n    ok = bool(DONE)",
     "nothing": "bytes(2400 << 20); ok = True",
+    "want of it": "ok = True\n    try: bytes(2400 << 20)\n    except MemoryError: ok = False",
 }
 
 
 @pytest.mark.parametrize("way", HUNGRY)
-def test_a_program_that_hides_its_want_of_memory_has_the_same_verdict_beside_others(way):
+def test_a_program_sees_the_same_memory_with_any_number_of_workers(way):
     helpers = "DONE = []\ndef g(): bytes(2400 << 20); DONE.append(1)\n"
     helpers += "class E:\n    def __enter__(self): pass\n    def __exit__(self, *_): return True\n"
     source = f"{helpers}def f(x):\n    ok = False\n    {HUNGRY[way]}\n    return 2 * x if ok else -1\n"
-    lanes = 1 + machine_memory() // (4 << 30)  # each has less than 2 GiB
-    with Judge([problem()], workers=lanes) as judge:
-        assert judge.shared_bytes < 2400 << 20 < judge.memory_bytes
-        assert judge.judge([Program(problem_id="Test/1", source=source)])[0].passed
+    for lanes in (1, 1 + machine_memory() // (4 << 30)):  # then each has a share of less than 2 GiB
+        with Judge([problem()], workers=lanes) as judge:
+            assert judge.judge([Program(problem_id="Test/1", source=source)])[0].passed
+
+
+def test_two_programs_that_fill_memory_are_judged_one_after_the_other(caplog):
+    caplog.set_level("INFO")
+    # Different strings: equal programs run once.
+    source = "import time\ndef f(x):\n    b = bytearray(b'{}') * (50 << 20)\n    time.sleep(.5)\n    return 2 * x\n"
+    programs = [Program(problem_id="Test/1", source=source.format(c * 2)) for c in "ab"]
+    with Judge([problem(asserts=("assert f(2) == 4",))], workers=2) as judge:
+        judge.admission.share = 60 << 20  # as on a machine of 240 MB
+        assert [v.passed for v in judge.judge(programs)] == [True, True]
+    assert "may have failed for want of time or memory: again, alone" in caplog.text
+
+
+def test_what_depends_on_the_hash_of_a_text_is_the_same_in_every_process():
+    seen = {verdict("def f(x):\n    return 2 * x if hash('x') % 2 else -1\n").passed for _ in range(4)}
+    assert len(seen) == 1
+
+
+def test_a_forged_exception_name_is_cut():
+    forged = (
+        "import os, struct\nf = lambda x: [os.write(fd, struct.pack('<I', 900006) + b't' + struct.pack('<I', 900001) "
+    )
+    forged += "+ b'x' + b'A' * 900000) for fd in range(3, 20) if fd]\n"
+    assert len(verdict(forged).detail) < 300
 
 
 def test_a_global_of_the_first_suite_takes_no_memory_of_the_second(mbpp_plus):

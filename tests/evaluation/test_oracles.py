@@ -3,6 +3,7 @@
 import marshal
 import struct
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -176,3 +177,26 @@ def test_a_line_that_is_no_assert_of_the_function_is_refused():
     for line in ("f(1)", "assert g(1) == 2", "assert f(1) == 2; f(2)"):
         with pytest.raises(ValueError, match="asserts"):
             take_apart("f", [line], "")
+
+
+@pytest.mark.parametrize("expected", [[[i, i + 1] for i in range(20_000)], [float(i) for i in range(20_000)]])
+@pytest.mark.parametrize("shape", [(4000, 1, 1), (2000, 1)])
+def test_what_numpy_would_broadcast_takes_no_memory(expected, shape):
+    """Element by element these would be 10^8 numbers: 400 MB and more in the judge."""
+    value = b"v" + marshal.dumps(("\0described", "numpy", ("|b1", shape, [False] * shape[0])), 2)
+    tracemalloc.start()
+    assert not comparison([expected], atol=1e-6).accepts(0, value)
+    nested = [[[0.0]] * 5000, *[[[0.0]]] * (len(expected) - 1)] if type(expected[0]) is float else expected[::-1]
+    assert not comparison([expected], atol=1e-6).accepts(0, b"v" + marshal.dumps(nested, 2))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 << 20
+
+
+def test_arrays_of_one_shape_are_compared_however_large_they_are():
+    large = np.arange(3_000_000, dtype=float)
+    from evaluation.judge.oracles import is_close
+
+    assert is_close(large, large.copy(), 1e-6)
+    assert not is_close(large, large + 1, 1e-6)
+    assert is_close([[1.0], [1.0]], [1.0, 1.0], 1e-6)  # small ones broadcast, as under EvalPlus

@@ -142,3 +142,12 @@ def test_evalplus_words():
     assert evalplus_word("plus", Outcome.TIMEOUT, "base: test 0: time limit; plus: suite: time limit") == "timeout"
     assert evalplus_word("base", Outcome.FAIL, "base: ended without an answer") == "timeout"
     assert evalplus_word("plus", None, "") is None
+
+
+@pytest.mark.parametrize("name", ["verdicts.jsonl", "score.json"])
+def test_results_never_replace_the_samples(tmp_path, name):
+    samples = tmp_path / name
+    samples.write_text("{}\n")
+    with pytest.raises(InputError, match="would be overwritten by the results"):
+        score_samples(samples, "toy_plus", [], tmp_path)
+    assert samples.read_text() == "{}\n"

@@ -2,6 +2,7 @@
 
 import contextlib
 import marshal
+import time
 
 import pytest
 from hypothesis import given
@@ -79,3 +80,11 @@ def test_descriptions_rebuild_what_compares_like_the_original():
     sub = decode(marshal.dumps((DESCRIBED, "subclass", 4), 2))
     assert sub == 4
     assert type(sub) is not int
+
+
+def test_a_fraction_of_millions_of_digits_is_not_reduced():
+    started = time.process_time()
+    big = decode(marshal.dumps((DESCRIBED, "Fraction", (3**1_000_000, 2**1_500_000 + 1)), 2))
+    assert isinstance(big, Opaque)
+    assert time.process_time() - started < 2  # its greatest common divisor would take five
+    assert decode(marshal.dumps((DESCRIBED, "Fraction", (6, 4)), 2)) == 1.5

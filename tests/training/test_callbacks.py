@@ -68,7 +68,7 @@ def test_a_log_lost_on_this_disk_comes_back_with_the_state(folder: RunFolder) ->
 
 
 def test_the_newest_two_whole_states_stay_by_number_whatever_is_damaged(folder: RunFolder) -> None:
-    """CHECKPOINT-089, 090, 095: 30 < 120, and neither a damaged nor a later state pushes out a good one."""
+    """CHECKPOINT-089, CHECKPOINT-090, CHECKPOINT-095: 30 < 120; neither a damaged nor a later state counts."""
     for step in (30, 60, 90, 120):
         save(folder, step)
     save(folder, 100, whole=False)

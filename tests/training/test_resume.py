@@ -319,7 +319,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     tmp_path: Path,
     moment: str,
 ) -> None:
-    """CHECKPOINT-096, while saving; CHECKPOINT-100, 101, at an epoch's end: step 2 of 6, two steps an epoch."""
+    """CHECKPOINT-096, while saving; CHECKPOINT-100, CHECKPOINT-101, at an epoch's end: two steps are one."""
     folder = make_run(tmp_path / "run", arm=ARM)
     try:
         code = wait_and_send(start(folder.root), folder.root / moment, signal.SIGKILL)
