@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from evaluation import manifests
 from evaluation.errors import InputError
 from evaluation.files import sha256_file
 from evaluation.manifests import (
@@ -107,3 +108,10 @@ def test_ordinary_relative_paths_are_accepted(parts: list[str]) -> None:
 
 def test_versions_names_the_python_and_the_trainer() -> None:
     assert {"python", "torch", "trl", "evalplus"} <= versions().keys()
+
+
+@pytest.mark.parametrize(("note", "commit"), [(None, None), ("", None), ("f" * 40 + "\n", "f" * 40)])
+def test_an_image_records_the_commit_that_it_was_built_from(tmp_path, note, commit):
+    if note is not None:
+        (tmp_path / ".git_commit").write_text(note)
+    assert manifests._commit_of_image(tmp_path / ".git_commit") == commit
