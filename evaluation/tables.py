@@ -292,8 +292,6 @@ def cost_table(given: ReportInput) -> Table | None:
         rows.append((f"training, all logged steps of {len(cost.training_seconds)} cells", f"{hours:.2f} device-hours"))
         name, most = max(cost.training_seconds.items(), key=lambda item: item[1])
         rows.append((f"longest cell ({name})", f"{most / 3600:.2f} device-hours"))
-    if cost.tests_seconds is not None:
-        rows.append(("tests of the explorer's folders", f"{cost.tests_seconds / 3600:.2f} processor-hours"))
     rows += [(f"stored: {kind}", f"{size / 1e9:.3f} GB") for kind, size in cost.stored_bytes.items()]
     note = (
         "Device-hours: seconds of the step logs, one GPU (or this CPU) a cell; a cell on several GPUs took as many "
