@@ -176,6 +176,16 @@ def sharpening_table(given: ReportInput, protocol: Protocol) -> Table | None:
     return Table(f"Sharpening on {protocol.benchmark}", tuple(rows), note) if len(rows) > 1 else None
 
 
+def sharpened_text(given: ReportInput) -> str:
+    """Return which runs are sharpened, by benchmark; empty where none is."""
+    found = []
+    for protocol in given.protocols:
+        shown = sharpening_table(given, protocol)
+        if names := [row[0] for row in shown.rows[1:] if row[-1] == "yes"] if shown else []:
+            found.append(f"{', '.join(names)} on {protocol.benchmark}")
+    return f"Sharpened (pass@1 rose while the best of many samples fell): {'; '.join(found)}." if found else ""
+
+
 def _sharpening_cells(found: Sharpening) -> Row:
     moved = (f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for d in (found.first, found.many))
     return *moved, str(found.k), "yes" if found.found else "no"

@@ -28,6 +28,7 @@ from evaluation.tables import (
     overlaps_table,
     runs_table,
     scores_table,
+    sharpened_text,
     sharpening_table,
     sources_table,
 )
@@ -110,6 +111,7 @@ def _answer(given: ReportInput, finding: Finding) -> Markup:
         tag("p", unbroken(finding.sentence)),
         status,
         _clean(finding),
+        tag("p", sharpened, class_="note") if (sharpened := sharpened_text(given)) else "",
         gaps,
     )
 
