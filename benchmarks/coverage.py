@@ -14,7 +14,7 @@ import numpy as np
 
 from evaluation.curves import Classified, Criterion
 from evaluation.drops import mean_interval
-from evaluation.ladders import boundary_interval
+from evaluation.ladders import boundary_interval, shift_interval
 from evaluation.scores import estimate_pass_at_ks
 from evaluation.statistics import bootstrap_interval, sampling_error, wilson_interval
 
@@ -105,15 +105,24 @@ def boundary(rng: np.random.Generator) -> Iterator[tuple[str, float, Interval]]:
         low, high = boundary_interval(runs, Criterion())
         found = (np.log10(low) if low else -7.0, np.log10(high) if high else -1.0)
         yield f"(boundary of an arm, {seeds} seeds, in rungs)", edge - 7, found
+        moved = float(rng.choice([0.0, 0.5, 1.0, 2.0]))
+        others = 1 / (1 + np.exp(-(np.arange(7) - min(edge + moved, 5.0)) / 0.25))
+        broken = rng.random((seeds, 7)) < others
+        second = [r.replace(run_class="collapsed" if broken[r.seed, i % 7] else "stable") for i, r in enumerate(runs)]
+        shift = shift_interval(runs, second, Criterion())
+        yield f"(shift between two arms, {seeds} seeds, in rungs)", min(edge + moved, 5.0) - edge, shift
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--only", default="", help="names of draws, e.g. boundary,greedy")
     args = parser.parse_args()
     met = True
     print("| interval | draws | covers | mean width |\n|---|---|---|---|")
     for draw in (single(378), single(334), single(276), single(100), paired, clustered, greedy, over_seeds, boundary):
+        if args.only and getattr(draw, "__name__", "") not in args.only.split(","):
+            continue
         rng = np.random.default_rng([20261203, len(getattr(draw, "__name__", ""))])
         held: dict[str, list[bool]] = {}
         width: dict[str, list[float]] = {}

@@ -209,4 +209,4 @@ def pass_rates(scores: Sequence[Score]) -> np.ndarray:
     """Return (T, P) pass rates of the stricter suite, on the problems judged in every score, ids in order."""
     ids = judged_everywhere(scores)
     counts = [(s.suite == "plus", [s.problems[p] for p in ids]) for s in scores]
-    return np.array([[(c.plus if plus else c.base) / c.n for c in found] for plus, found in counts], dtype=float)
+    return np.array([[((c.plus or 0) if plus else c.base) / c.n for c in found] for plus, found in counts], dtype=float)

@@ -31,8 +31,6 @@ class Cost:
     """By cell: the sum over its logged steps."""
     stored_bytes: dict[str, int] = field(default_factory=dict)
     """By kind of folder."""
-    tests_seconds: float | None = None
-    """Time that the programs of the explorer's folders spent in their tests."""
 
 
 @dataclass(frozen=True)

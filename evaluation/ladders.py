@@ -43,6 +43,9 @@ class ArmShift(Record):
     """Smallest shift, in rungs, that these seeds could have shown if all agreed; null if none could."""
     p: float | None
     """Of the exact test; null where there are too few seeds for one."""
+    low: float | None = None
+    """95 % interval of the shift in rungs of the rates that both arms have; null where there is no test."""
+    high: float | None = None
     seeds_needed: int | None = None
     """Seeds a rate with which a shift of one rung would be seen four times in five; null where a shift was seen,
     where there is no test, and where more than 16 would be needed."""
@@ -108,14 +111,11 @@ def boundary_interval(ended: Sequence[Classified], criterion: Criterion) -> tupl
     every run is unstable, there is no interval. An end that lies beyond the ladder is None.
     """
     rates = sorted({r.lr for r in ended})
-    rows = {s: {r.lr: r.unstable for r in ended if r.seed == s} for s in {r.seed for r in ended}}
-    table_SR = np.array([[row[x] for x in rates] for _, row in sorted(rows.items()) if len(row) == len(rates)])
+    table_SR = np.array(list(_whole_rows(ended, rates).values()))
     if len(table_SR) < criterion.min_seeds_for_interval or len(rates) < 2 or table_SR.all() or not table_SR.any():
         return None, None
     rng = np.random.default_rng(0)
-    boundary_S = len(rates) - 0.5 - table_SR.sum(1)
-    drawn_BS = boundary_S[rng.integers(len(boundary_S), size=(_RESAMPLES, len(boundary_S)))]
-    low, high = np.quantile(drawn_BS.mean(1), [0.025, 0.975]) + np.array([-0.5, 0.5])
+    low, high = np.quantile(_drawn_boundaries(table_SR, rng), [0.025, 0.975]) + np.array([-0.5, 0.5])
 
     def rate(rung: float) -> float | None:
         if not 0 <= rung <= len(rates) - 1:
@@ -123,6 +123,36 @@ def boundary_interval(ended: Sequence[Classified], criterion: Criterion) -> tupl
         return float(10 ** np.interp(rung, np.arange(len(rates)), np.log10(rates)))
 
     return rate(low), rate(high)
+
+
+def _whole_rows(ended: Sequence[Classified], rates: Sequence[float]) -> dict[int, list[bool]]:
+    """Return whether each rate broke, by seed, for the seeds that ended at every one of them."""
+    rows = {s: {r.lr: r.unstable for r in ended if r.seed == s} for s in sorted({r.seed for r in ended})}
+    return {s: [row[x] for x in rates] for s, row in rows.items() if all(x in row for x in rates)}
+
+
+def _drawn_boundaries(table_SR: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return (B,) resampled mean boundaries over seeds, in rungs."""
+    boundary_S = table_SR.shape[1] - 0.5 - table_SR.sum(1)
+    return boundary_S[rng.integers(len(boundary_S), size=(_RESAMPLES, len(boundary_S)))].mean(1)
+
+
+def shift_interval(
+    first: Sequence[Classified], second: Sequence[Classified], criterion: Criterion
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of how many rungs higher the second arm breaks, on the rates that both have.
+
+    Each arm's seeds are resampled by themselves; widened by half a rung on both sides, as a boundary is. None where
+    either arm has too few seeds that ended at every shared rate.
+    """
+    rates = sorted({r.lr for r in first} & {r.lr for r in second})
+    tables = [np.array(list(_whole_rows(ended, rates).values())) for ended in (first, second)]
+    if len(rates) < 2 or min(map(len, tables)) < criterion.min_seeds_for_interval:
+        return None
+    rng = np.random.default_rng(0)
+    drawn_first, drawn_second = (_drawn_boundaries(t, rng) for t in tables)
+    low, high = np.quantile(drawn_second - drawn_first, [0.025, 0.975])
+    return float(low) - 0.5, float(high) + 0.5
 
 
 def compare(
@@ -157,10 +187,14 @@ def compare(
     p = stratified_test([(c[0], c[1], t[0], t[1]) for c, t in strata])
     minimum = smallest_shift(min(min(c[1], t[1]) for c, t in strata), len(strata), 1 - criterion.confidence)
     text += f"; exact test within rates, p = {p:.2g}, {seeds} seeds"
+    low, high = shift_interval(arms[control], arms[treated], criterion) or (None, None)
+    if low is not None:
+        text += f"; 95 % interval of the shift {low:+.1f} to {high:+.1f} rungs"
     if p > 1 - criterion.confidence:
-        return ArmShift(shift="not_detectable", min_detectable=minimum, p=p, text=text)
+        return ArmShift(shift="not_detectable", min_detectable=minimum, p=p, low=low, high=high, text=text)
     fewer = sum(t[0] / t[1] - c[0] / c[1] for c, t in strata) < 0
-    return ArmShift(shift="up" if fewer else "down", min_detectable=minimum, p=p, text=text)
+    word: Shift = "up" if fewer else "down"
+    return ArmShift(shift=word, min_detectable=minimum, p=p, low=low, high=high, text=text)
 
 
 def _strata(first: Sequence[Classified], second: Sequence[Classified]) -> list[tuple[_Count, _Count]]:

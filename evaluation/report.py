@@ -25,6 +25,7 @@ from evaluation.tables import (
     overlaps_table,
     runs_table,
     scores_table,
+    sharpened_text,
     sharpening_table,
     sources_table,
 )
@@ -115,6 +116,7 @@ def report_markdown(given: ReportInput, finding: Finding, links: dict[str, str])
         *([f"![every run's class by rate and arm]({links['ladder.png']})"] if "ladder.png" in links else []),
         *(_section(t) for t in answer_tables(given, finding)),
         clean_text(finding),
+        sharpened_text(given),
         _section(runs_table(given, finding)),
         *_signs(given),
         _section(onset_table(given, finding)),

@@ -159,6 +159,16 @@ def sharpening_table(given: ReportInput, protocol: Protocol) -> Table | None:
     return Table(f"Sharpening on {protocol.benchmark}", tuple(rows), note) if len(rows) > 1 else None
 
 
+def sharpened_text(given: ReportInput) -> str:
+    """Return which runs are sharpened, by benchmark; empty where none is."""
+    found = []
+    for protocol in given.protocols:
+        shown = sharpening_table(given, protocol)
+        if names := [row[0] for row in shown.rows[1:] if row[-1] == "yes"] if shown else []:
+            found.append(f"{', '.join(names)} on {protocol.benchmark}")
+    return f"Sharpened (pass@1 rose while the best of many samples fell): {'; '.join(found)}." if found else ""
+
+
 def _sharpening_cells(found: Sharpening) -> Row:
     moved = (f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for d in (found.first, found.many))
     return *moved, str(found.k), "yes" if found.found else "no"
@@ -275,8 +285,6 @@ def cost_table(given: ReportInput) -> Table | None:
         rows.append((f"training, all logged steps of {len(cost.training_seconds)} cells", f"{hours:.2f} device-hours"))
         name, most = max(cost.training_seconds.items(), key=lambda item: item[1])
         rows.append((f"longest cell ({name})", f"{most / 3600:.2f} device-hours"))
-    if cost.tests_seconds is not None:
-        rows.append(("tests of the explorer's folders", f"{cost.tests_seconds / 3600:.2f} processor-hours"))
     rows += [(f"stored: {kind}", f"{size / 1e9:.3f} GB") for kind, size in cost.stored_bytes.items()]
     note = (
         "Device-hours: seconds of the step logs, one GPU (or this CPU) a cell; a cell on several GPUs took as many "

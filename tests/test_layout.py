@@ -113,7 +113,9 @@ def test_import_contracts_hold() -> None:
     assert found.returncode == 0, found.stdout[-3000:]
 
 
-@pytest.mark.parametrize("module", ["flows.cli", "flows.planning", "training.store", "evaluation.program"])
+@pytest.mark.parametrize(
+    "module", ["flows.cli", "flows.planning", "training.store", "evaluation.program", "evaluation.statistics"]
+)
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     """`ablation plan` and every refusal answer at once; a worker that registers flows needs no GPU stack."""
     heavy = "torch transformers trl vllm datasets prefect pandas matplotlib scipy evalplus s3fs"

@@ -28,6 +28,7 @@ from evaluation.tables import (
     overlaps_table,
     runs_table,
     scores_table,
+    sharpened_text,
     sharpening_table,
     sources_table,
 )
@@ -92,7 +93,7 @@ def _sections(given: ReportInput, finding: Finding, runs: Sequence[Classified]) 
         ("scores", "Scores", _scores(given, anchors)),
         ("explorer", "Problems", explorer(given)),
         ("cost", "Cost", show(cost_table(given)) or tag("p", "Nothing is recorded.")),
-        ("provenance", "Provenance", _provenance(given, finding, anchors)),
+        ("provenance", "Provenance", _provenance(given, finding)),
     ]
     return found
 
@@ -110,6 +111,7 @@ def _answer(given: ReportInput, finding: Finding) -> Markup:
         tag("p", unbroken(finding.sentence)),
         status,
         _clean(finding),
+        tag("p", sharpened, class_="note") if (sharpened := sharpened_text(given)) else "",
         gaps,
     )
 
@@ -160,7 +162,7 @@ def _cell(head: str, value: str, anchors: dict[str, str]) -> Markup:
     return tag("td", tag("a", value, href=f"#{place}") if place else unbroken(value), data_label=head)
 
 
-def _provenance(given: ReportInput, finding: Finding, anchors: dict[str, str]) -> Markup:
+def _provenance(given: ReportInput, finding: Finding) -> Markup:
     parts = []
     for title, lines in (("Missing", finding.missing), ("Departures", finding.departures), ("Notes", given.notes)):
         empty = "none" if title != "Notes" else ""

@@ -117,6 +117,30 @@ def test_shifts_that_all_seeds_show() -> None:
     assert none.shift == "not_detectable" and none.p == 1.0
 
 
+def test_the_shift_has_an_interval_from_four_seeds_on() -> None:
+    """Boundaries at 2.5 and 4.5 rungs in every seed: two rungs, and half a rung that a ladder cannot say."""
+    low, high = ["ssscccc"] * 4, ["sssss" + "cc"] * 4
+    up = compare(arm(*low) + arm(*high, name="replay"), "nobuf", "replay", LABELS, RULES)
+    assert (up.low, up.high) == (1.5, 2.5) and "95 % interval of the shift +1.5 to +2.5 rungs" in up.text
+    down = compare(arm(*high) + arm(*low, name="replay"), "nobuf", "replay", LABELS, RULES)
+    assert (down.low, down.high) == (-2.5, -1.5)
+    three = compare(arm(*low[:3]) + arm(*high[:3], name="replay"), "nobuf", "replay", LABELS, RULES)
+    assert (three.low, three.high) == (None, None)
+    holes = compare(arm(*low) + arm(*high[:3], "ss?sscc", name="replay"), "nobuf", "replay", LABELS, RULES)
+    assert holes.p is not None and holes.low is None
+
+
+def test_the_interval_of_the_shift_holds_the_truth() -> None:
+    rng, held = np.random.default_rng(11), []
+    for shift in (0.0, 1.0, 1.5):
+        for _ in range(40):
+            runs = drawn(rng, "nobuf", 2.5, 6), drawn(rng, "replay", 2.5 + shift, 6)
+            found = compare([*runs[0], *runs[1]], "nobuf", "replay", LABELS, RULES)
+            assert found.low is not None and found.high is not None
+            held.append(found.low <= shift <= found.high)
+    assert np.mean(held) >= 0.93
+
+
 def test_smallest_shift() -> None:
     assert smallest_shift(4, 7, 0.05) == 1  # 2 / C(8, 4)
     assert smallest_shift(3, 7, 0.05) == 2  # 2 / C(6, 3) = .1 for one rung

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from hostile_report import HOSTILE, hostile_report
 
+from evaluation.curves import classify
 from evaluation.given import ReportInput, SampleShown
 from evaluation.page import explorer
 from evaluation.page.document import report_page
@@ -53,9 +54,9 @@ def given() -> ReportInput:
 
 @pytest.fixture(scope="module")
 def page(given: ReportInput) -> str:
-    from evaluation.report import _classified
-
-    return report_page(given, make_finding(given), _classified(given))
+    base = given.base[given.primary]
+    runs = [classify(r, base, given.primary, given.criterion, given.clusters(given.primary)) for r in given.runs]
+    return report_page(given, make_finding(given), runs)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from evaluation.records import Problem
 from evaluation.report import make_finding
 from evaluation.scores import Estimate, estimate_pass_at_ks
 from evaluation.statistics import bootstrap_interval, pass_at_k, resample_means, sampling_error
-from evaluation.tables import estimate_text, onset_table
+from evaluation.tables import estimate_text, onset_table, sharpened_text
 
 
 def test_clusters_are_drawn_whole() -> None:
@@ -86,6 +86,12 @@ def test_sharpening_is_named_when_the_first_try_rises_and_the_best_of_many_falls
     sharp = sharpening(base, score(PLUS, [4] * 18 + [0] * 12))
     assert sharp is not None and sharp.found and sharp.k == 4
     assert sharp.first.value == pytest.approx(0.35) and sharp.many.value == pytest.approx(-0.4)
+    given = hostile_report()
+    once = replace(given, runs=(run("nobuf", 1e-6, {30: [4] * 18 + [0] * 12}, (0.5,) * 30),))
+    assert sharpened_text(replace(once, base={"mbpp_plus": base})).endswith(
+        "m_nobuf_lr1e-06/global_step_30 on mbpp_plus."
+    )
+    assert sharpened_text(replace(given, runs=())) == ""
     better = sharpening(base, score(PLUS, [4] * 30))
     assert better is not None and not better.found
     one = base.replace(problems={p: c.replace(n=1) for p, c in base.problems.items()})
