@@ -70,8 +70,9 @@ def re_evaluation(
     tell_from()
 
     def body() -> State:
-        files = {"mbpp": mbpp, "mbpp_plus": mbpp_plus, "gsm8k": gsm8k}
-        parameters = Parameters(experiment=experiment, store=store, runs=runs, **files)
+        parameters = Parameters(
+            experiment=experiment, store=store, runs=runs, mbpp=mbpp, mbpp_plus=mbpp_plus, gsm8k=gsm8k
+        )
         return reevaluate(parameters, Board())
 
     state = told(body)

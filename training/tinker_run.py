@@ -20,9 +20,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.errors import InputError, Stopped
+from evaluation.exact import Judging
 from evaluation.files import PARTIAL, write_json
 from evaluation.generation import Completion, row_seed
-from evaluation.exact import Judging
 from evaluation.manifests import is_complete, write_manifest
 from evaluation.prompts import prompt_ids, render
 from evaluation.records import Outcome, Problem
