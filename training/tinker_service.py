@@ -145,10 +145,8 @@ class Service:
         reason = "stop" if sequence.stop_reason == "stop" else "length"
         return Completion(tokens, list(logprobs), reason, entropy_sum=-float(sum(logprobs)), head=head)
 
-    def update(self, updates: Sequence[Update], loss: Loss) -> float | None:
-        """Take one optimizer step by the gradient of `loss`; return the gradient's norm if the service tells it.
-
-        A stop is not heard in between: the step is taken whole.
+    def add_gradient(self, updates: Sequence[Update], loss: Loss) -> None:
+        """Let the service compute the gradient of `loss`. A stop is not heard from here to the step's end.
 
         Args:
             updates: the completions; the service scores their tokens, and their heads.
@@ -167,8 +165,12 @@ class Service:
             own = [lp[-len(u.completion.token_ids) :] for lp, u in zip(logprobs, updates, strict=True)]
             return loss(own), {}
 
+        self._wait(self.training.forward_backward_custom(data, custom), "a gradient")
+
+    def optimize(self) -> float | None:
+        """Take the optimizer's step by the gradient that is there; return its norm if the service tells it."""
         g = self.cell.grpo
-        adam = types.AdamParams(
+        adam = self.tinker.types.AdamParams(
             learning_rate=self.cell.lr,
             beta1=g.adam_beta1,
             beta2=g.adam_beta2,
@@ -176,8 +178,6 @@ class Service:
             weight_decay=g.weight_decay,
             grad_clip_norm=g.max_grad_norm,
         )
-        # The step is asked for only when the gradient is known to be there: one that failed must not be half taken.
-        self._wait(self.training.forward_backward_custom(data, custom), "a gradient")
         metrics = self._wait(self.training.optim_step(adam), "an optimizer step").metrics or {}
         return next((float(metrics[k]) for k in GRAD_NORMS if k in metrics), None)
 
