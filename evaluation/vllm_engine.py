@@ -100,7 +100,8 @@ def draw_seeded(
         top_k: size of the head to keep at each position; 0 keeps none.
     """
     n = len(seeds[0]) if seeds else 0
-    _allow(engine, top_k)
+    if top_k:
+        _allow(engine, top_k)
     common = {
         "n": 1,
         "max_tokens": max_new_tokens,
