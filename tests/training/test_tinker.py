@@ -165,7 +165,8 @@ def test_a_killed_cell_goes_on_from_the_service_s_state_and_ends_whole(
     assert [r["global_step"] for r in found] == [1, 2, 3, 4]
     assert found[:2] == before
     assert sum(r["grad_norm"] > 0 for r in found) >= 2
-    assert all(0.9 < r["sampler"]["head_mass"] < 1.001 and r["sampler"]["logprob_gap"] > 1e-5 for r in found)
+    assert all(0.9 < r["sampler"]["head_mass"] < 1.001 for r in found)
+    assert all(r["sampler"]["logprob_gap"] > 1e-5 for r in found if r["varied_groups"])
     assert json.loads(folder.result_json.read_text())["end"] == "finished"
     for step in (2, 4):
         assert is_complete(folder.checkpoint(step)) and is_complete(folder.resume(step))
