@@ -74,7 +74,7 @@ class Service:
             MachineError: the SDK is not here.
         """
         try:
-            import tinker
+            import tinker  # pyright: ignore[reportMissingImports]
         except ImportError as e:
             raise MachineError("backend", "tinker", "its SDK is not installed", "pip install '.[tinker]'") from e
         self.tinker: Any = tinker
@@ -136,9 +136,8 @@ class Service:
             raise InputError("backend", "tinker", "the service gives no log-probs of its samples", "use another one")
         head = None
         if self.top_k:
-            found = sequence.topk_logprobs_np
-            whole = found is not None and found.logprobs.shape == (len(tokens), self.top_k)
-            if not whole or (found.logprobs < ABSENT_LOGPROB).any():
+            found, shape = sequence.topk_logprobs_np, (len(tokens), self.top_k)
+            if found is None or found.logprobs.shape != shape or (found.logprobs < ABSENT_LOGPROB).any():
                 reason = f"the service does not give the {self.top_k} likeliest tokens of every position"
                 raise InputError("backend", "tinker", reason, "use one that honours topk_sample_logprobs")
             head = Head(found.token_ids, found.logprobs)
@@ -221,7 +220,8 @@ class Service:
                 raise Stopped(f"service=tinker: {waited}; run the same command again")
         failure = inner.exception()
         if failure is not None:
-            raise self._told(failure, what) from failure
+            told = self._told(failure, what)
+            raise failure if told is failure else told from failure
         return inner.result()
 
     def _told(self, failure: BaseException, what: str) -> BaseException:
@@ -231,7 +231,7 @@ class Service:
             return MachineError("TINKER_API_KEY", "", said, "set it")
         if isinstance(failure, t.AuthenticationError | t.PermissionDeniedError | t.BillingError):
             return MachineError("TINKER_API_KEY", "...", f"asked for {what}: {said}", "check the key and the account")
-        theirs = isinstance(failure, t.RequestFailedError) and str(failure.category).lower() == "user"
+        theirs = str(getattr(failure, "category", "")) == "user"  # of a RequestFailedError
         if theirs or isinstance(failure, t.BadRequestError | t.NotFoundError | t.UnprocessableEntityError):
             return InputError("backend", "tinker", f"asked for {what}: {said}", "check model, state and service")
         if isinstance(failure, t.TinkerError | ConnectionError | TimeoutError | OSError):
