@@ -29,7 +29,7 @@ SLICE_S = 0.2
 """How soon a signal is noticed."""
 ABSENT_LOGPROB = -9e4
 """The SDK fills the places of a head that the service left empty with -99999."""
-GRAD_NORMS = ("grad_norm", "skyrl.ai/grad_norm", "optim/grad_norm")
+GRAD_NORMS = ("grad_norm", "skyrl.ai/grad_norm")
 """What services call it; the protocol has no name for it."""
 
 Loss = Callable[[list[torch.Tensor]], torch.Tensor]
