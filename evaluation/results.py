@@ -16,6 +16,7 @@ from evaluation.scores import Score
 LAST = 10
 """Steps that `_last10` averages over."""
 DIGITS = 6
+"""Significant ones: a gap of 2e-7 is not 0."""
 
 
 def drop_result(
@@ -58,7 +59,7 @@ def drop_result(
     }
     found |= {f"{p}_init_acc": _mean(ends[p], "initial") for p in arms}
     found |= {f"{p}_{name}": of(arm) for name, of in per_arm.items() for p, arm in arms.items()}
-    rounded = {k: None if v is None else round(v, DIGITS) for k, v in found.items()}
+    rounded = {k: None if v is None else float(f"{v:.{DIGITS}g}") for k, v in found.items()}
     minutes = None if wall_minutes is None else round(wall_minutes, 1)
     return {"schema": "drop_result/1", **rounded, "sc_topk_k": top_k, "wall_minutes": minutes}
 

@@ -100,25 +100,23 @@ def draw_seeded(
         top_k: size of the head to keep at each position; 0 keeps none.
     """
     n = len(seeds[0]) if seeds else 0
-    _allow(engine, top_k)
+    if top_k:
+        _allow(engine, top_k)
+    common = {
+        "n": 1,
+        "max_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "stop_token_ids": list(spec.stop_ids),
+        "stop": list(spec.stop_strings) or None,
+        "include_stop_str_in_output": True,
+        "ignore_eos": False,
+        "logprobs": max(LOGPROBS, top_k),
+    }
     requests, parameters = [], []
     for prompt, row in zip(prompts, seeds, strict=True):
-        for seed in row:
-            requests.append({"prompt_token_ids": list(prompt)})
-            parameters.append(
-                vllm.SamplingParams(
-                    n=1,
-                    seed=seed % (1 << 63),
-                    max_tokens=max_new_tokens,
-                    temperature=temperature,
-                    top_p=top_p,
-                    stop_token_ids=list(spec.stop_ids),
-                    stop=list(spec.stop_strings) or None,
-                    include_stop_str_in_output=True,
-                    ignore_eos=False,
-                    logprobs=max(LOGPROBS, top_k),
-                )
-            )
+        requests += [{"prompt_token_ids": list(prompt)} for _ in row]
+        parameters += [vllm.SamplingParams(seed=seed % (1 << 63), **common) for seed in row]
     # The engine makes ids unique by a suffix that its answers do not carry.
     ids = engine.enqueue(requests, parameters, use_tqdm=False)
     place = {id_.partition("-")[0]: row for row, id_ in enumerate(ids)}

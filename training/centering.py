@@ -50,8 +50,9 @@ class PolicyGradient:
             head_BTK: the learner's, of the sampler's head; None where the score is not centred.
         """
         sampled, mask, advantages = inputs["sampled_logprobs"], inputs["completion_mask"], inputs["advantages"]
-        gaps = ((logprobs_BT.detach() - sampled).abs() * mask).double()
-        self._gaps.append((gaps.sum().item(), gaps.max().item(), int(mask.sum())))
+        counted = mask * (advantages != 0)[:, None]  # which others are in a forward pass is a matter of speed
+        gaps = ((logprobs_BT.detach() - sampled).abs() * counted).double()
+        self._gaps.append((gaps.sum().item(), gaps.max().item(), int(counted.sum())))
         loss_BT = policy_gradient(logprobs_BT, sampled, advantages, self.weight)
         if head_BTK is not None:
             loss_BT = loss_BT + centering(head_BTK, inputs["head_logprobs"], advantages, self.weight)
@@ -61,8 +62,8 @@ class PolicyGradient:
         """Return a step's figures, those of all processes, and begin anew.
 
         Returns:
-            `logprob_gap` and `logprob_gap_max`, |log p - log q| of the tokens that were in a forward pass (rows without
-            advantage need not be), before the step's update; `head_mass`, the sampler's mean mass on its head.
+            `logprob_gap` and `logprob_gap_max`, |log p - log q| over the tokens of rows with an advantage, before the
+            step's update (None where there is no such row); `head_mass`, the sampler's mean mass on its head.
         """
         mass = [(float(np.exp(c.head.logprobs).sum()), len(c.token_ids)) for c in completions if c.head is not None]
         gaps, self._gaps = processes.gather(self._gaps), []

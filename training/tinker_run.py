@@ -144,7 +144,7 @@ class ServiceCell:
         return row, norm
 
     def learn(self, updates: Sequence[Update], advantages: Sequence[float]) -> tuple[float, float | None]:
-        """Take the optimizer step on a step's rollouts; return its loss and the gradient's norm.
+        """Take the optimizer step on a step's rollouts, if its loss is finite; return that and the gradient's norm.
 
         Rows without advantage add nothing and are not sent, but for one where there is no other: the step, with its
         momentum and weight decay, is taken all the same.
@@ -168,8 +168,8 @@ class ServiceCell:
             found[0] = value.item()
             return value
 
-        norm = self.service.update(sent, loss)
-        return found[0], norm
+        self.service.add_gradient(sent, loss)
+        return found[0], self.service.optimize() if math.isfinite(found[0]) else None
 
     def _record(
         self,

@@ -29,7 +29,7 @@ SLICE_S = 0.2
 """How soon a signal is noticed."""
 ABSENT_LOGPROB = -9e4
 """The SDK fills the places of a head that the service left empty with -99999."""
-GRAD_NORMS = ("grad_norm", "skyrl.ai/grad_norm", "optim/grad_norm")
+GRAD_NORMS = ("grad_norm", "skyrl.ai/grad_norm")
 """What services call it; the protocol has no name for it."""
 
 Loss = Callable[[list[torch.Tensor]], torch.Tensor]
@@ -74,7 +74,7 @@ class Service:
             MachineError: the SDK is not here.
         """
         try:
-            import tinker
+            import tinker  # pyright: ignore[reportMissingImports]
         except ImportError as e:
             raise MachineError("backend", "tinker", "its SDK is not installed", "pip install '.[tinker]'") from e
         self.tinker: Any = tinker
@@ -136,19 +136,16 @@ class Service:
             raise InputError("backend", "tinker", "the service gives no log-probs of its samples", "use another one")
         head = None
         if self.top_k:
-            found = sequence.topk_logprobs_np
-            whole = found is not None and found.logprobs.shape == (len(tokens), self.top_k)
-            if not whole or (found.logprobs < ABSENT_LOGPROB).any():
+            found, shape = sequence.topk_logprobs_np, (len(tokens), self.top_k)
+            if found is None or found.logprobs.shape != shape or (found.logprobs < ABSENT_LOGPROB).any():
                 reason = f"the service does not give the {self.top_k} likeliest tokens of every position"
                 raise InputError("backend", "tinker", reason, "use one that honours topk_sample_logprobs")
             head = Head(found.token_ids, found.logprobs)
         reason = "stop" if sequence.stop_reason == "stop" else "length"
         return Completion(tokens, list(logprobs), reason, entropy_sum=-float(sum(logprobs)), head=head)
 
-    def update(self, updates: Sequence[Update], loss: Loss) -> float | None:
-        """Take one optimizer step by the gradient of `loss`; return the gradient's norm if the service tells it.
-
-        A stop is not heard in between: the step is taken whole.
+    def add_gradient(self, updates: Sequence[Update], loss: Loss) -> None:
+        """Let the service compute the gradient of `loss`. A stop is not heard from here to the step's end.
 
         Args:
             updates: the completions; the service scores their tokens, and their heads.
@@ -167,8 +164,12 @@ class Service:
             own = [lp[-len(u.completion.token_ids) :] for lp, u in zip(logprobs, updates, strict=True)]
             return loss(own), {}
 
+        self._wait(self.training.forward_backward_custom(data, custom), "a gradient")
+
+    def optimize(self) -> float | None:
+        """Take the optimizer's step by the gradient that is there; return its norm if the service tells it."""
         g = self.cell.grpo
-        adam = types.AdamParams(
+        adam = self.tinker.types.AdamParams(
             learning_rate=self.cell.lr,
             beta1=g.adam_beta1,
             beta2=g.adam_beta2,
@@ -176,8 +177,6 @@ class Service:
             weight_decay=g.weight_decay,
             grad_clip_norm=g.max_grad_norm,
         )
-        # The step is asked for only when the gradient is known to be there: one that failed must not be half taken.
-        self._wait(self.training.forward_backward_custom(data, custom), "a gradient")
         metrics = self._wait(self.training.optim_step(adam), "an optimizer step").metrics or {}
         return next((float(metrics[k]) for k in GRAD_NORMS if k in metrics), None)
 
@@ -221,7 +220,8 @@ class Service:
                 raise Stopped(f"service=tinker: {waited}; run the same command again")
         failure = inner.exception()
         if failure is not None:
-            raise self._told(failure, what) from failure
+            told = self._told(failure, what)
+            raise failure if told is failure else told from failure
         return inner.result()
 
     def _told(self, failure: BaseException, what: str) -> BaseException:
@@ -231,7 +231,7 @@ class Service:
             return MachineError("TINKER_API_KEY", "", said, "set it")
         if isinstance(failure, t.AuthenticationError | t.PermissionDeniedError | t.BillingError):
             return MachineError("TINKER_API_KEY", "...", f"asked for {what}: {said}", "check the key and the account")
-        theirs = isinstance(failure, t.RequestFailedError) and str(failure.category).lower() == "user"
+        theirs = str(getattr(failure, "category", "")) == "user"  # of a RequestFailedError
         if theirs or isinstance(failure, t.BadRequestError | t.NotFoundError | t.UnprocessableEntityError):
             return InputError("backend", "tinker", f"asked for {what}: {said}", "check model, state and service")
         if isinstance(failure, t.TinkerError | ConnectionError | TimeoutError | OSError):

@@ -79,11 +79,7 @@ class CellTrainer(GRPOTrainer):
         self.prompt_tokens = {p.problem_id: prompt_ids(spec, p, tokenizer) for p in problems}
         longest_prompt = max(map(len, self.prompt_tokens.values()))
         self.runtime = sized(runtime, cell, model, longest_prompt)
-        self.term = cell.replay
-        self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
-        top_k = cell.center.top_k if cell.center else 0
-        self.policy_gradient = PolicyGradient(cell.grpo.importance, top_k) if cell.grpo.importance else None
-        self.sampler_copy = SamplerCopy(cell.mismatch, model) if cell.mismatch else None
+        self._take_up_the_arm(model)
         self.first_epoch = 0
         self.row: dict[str, Any] = {}
         self.step_rollouts: list[Rollout] = []
@@ -107,6 +103,15 @@ class CellTrainer(GRPOTrainer):
         self.remove_callback(PrinterCallback)  # prints TRL's figures; ours are in steps.jsonl
         if self.use_vllm:
             sync_out_of_place(self.vllm_generation, self.model)
+
+    def _take_up_the_arm(self, model: Any) -> None:
+        """Make what the arm's terms, the form of the loss and the sampler's mismatch need."""
+        cell = self.cell
+        self.term = cell.replay
+        self.buffer = ReplayBuffer(self.term, cell.seed) if self.term else None
+        top_k = cell.center.top_k if cell.center else 0
+        self.policy_gradient = PolicyGradient(cell.grpo.importance, top_k) if cell.grpo.importance else None
+        self.sampler_copy = SamplerCopy(cell.mismatch, model) if cell.mismatch else None
 
     @property
     def step_number(self) -> int:

@@ -68,7 +68,7 @@ def test_the_flags_are_the_words_of_the_flow_parameters() -> None:
     from flows.parameters import Parameters
 
     flags = vars(build_parser().parse_args(["run", "smoke"]))
-    assert set(Parameters.model_fields) - {"gsm8k"} <= set(flags)
+    assert set(Parameters.model_fields) - {"end_by"} <= set(flags)
 
 
 @pytest.mark.parametrize("place", ["before", "after"])

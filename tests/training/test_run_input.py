@@ -69,7 +69,7 @@ def put(*path: str, value: Any) -> Edit:
         (put("cell", "stride", value=0), "stride=0"),
         (put("cell", "stride", value=7), "stride=7: longer than the run of 6 steps; use at most 6"),
         (put("cell", "steps", value=2.5), "steps=2.5"),
-        (put("cell", "arm", value="replayed"), "arm=replayed: unknown; use one of hard_lam0p1, hardcd_lam0p1, nobuf"),
+        (put("cell", "arm", value="replayed"), "arm=replayed: unknown; use one of center, center_bf16, center_int8"),
         (put("cell", "arm", value="hardcd_lam0p1"), "terms=0: the arm hardcd_lam0p1 has 1"),
         (put("cell", "model", value="gpt"), "model=gpt: unknown; use one of"),
         (put("cell", "lr", value=1.5), "lr=1.5"),

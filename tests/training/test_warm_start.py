@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.files import sha256_file
+from evaluation.problems import sums
 from evaluation.problems.toy import generate, solution
 from evaluation.prompts import check, extract, render, resolve
 from training.warm_start import (
@@ -30,10 +31,12 @@ from training.warm_start import (
     train_tokenizer,
     warm_start,
     write_corpus,
+    write_sums_corpus,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "training" / "toy_model"
+SUMS = ROOT / "training" / "sums_model"
 FILES = {
     "config.json",
     "generation_config.json",
@@ -184,6 +187,26 @@ def test_shipped_folder_is_whole_and_is_what_its_recipe_says(toy, corpus):
     assert hashlib.sha256(json.dumps(corpus).encode()).hexdigest() == recipe["sha256"]["corpus"]
     assert (SHIPPED / "model.safetensors").stat().st_size < 1_600_000
     loads(SHIPPED, toy.held_out[0].text)
+
+
+def test_the_second_shipped_folder_is_what_its_recipe_says():
+    """Its corpus is of the warm-start problems alone, worked as the recipe says; misreadings as often as declared."""
+    made = sums.generate(0)
+    rows = write_sums_corpus(made)
+    recipe = json.loads((SUMS / "warm_start.json").read_text())
+    assert {p.name for p in SUMS.iterdir()} == FILES
+    assert recipe["mistake_probability"] == {key: c.mistaken for key, c in sums.CHANGES.items()}
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert sha256_file(SUMS / name) == recipe["sha256"][name]
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest() == recipe["sha256"]["corpus"]
+    assert Counter(p for p, _ in rows) == Counter(prompt(p) for p in made.warm_start for _ in range(4))
+    references = Counter((prompt(p), p.reference) for p in made.warm_start)
+    right = sum(row in references for row in rows) / len(rows)
+    expected = sum(
+        math.prod(1 - sums.CHANGES[key].mistaken for key, _ in made.stories[p.problem_id].changes)
+        for p in made.warm_start
+    ) / len(made.warm_start)
+    assert right == pytest.approx(expected, abs=0.03)
 
 
 def test_shipped_model_writes_programs(toy, shipped):
