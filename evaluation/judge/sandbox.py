@@ -17,6 +17,7 @@ Layers: seccomp (required), no_new_privs, rlimits, landlock (when the kernel has
 allowed: a Kubernetes pod with the default profile forbids them, and nothing above rests on them).
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -271,14 +272,8 @@ MAX_THREADS = 2048
 
 def be_ended_first() -> None:
     """Where the machine runs out of memory, the kernel is to end a program, neither the judge nor a trainer."""
-    try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    except OSError:
-        return  # no /proc here
-    try:
-        os.write(fd, b"1000")
-    finally:
-        os.close(fd)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as f:  # where there is a /proc
+        f.write(b"1000")
 
 
 def drop_user(needed: str) -> bool:
