@@ -71,7 +71,7 @@ def heard(frames):
         theirs.sendall(b"".join(struct.pack("<I", len(f)) + f for f in frames))
         theirs.shutdown(socket.SHUT_WR)
         job = Job(source="", entry_point="f", inputs=b"", limits_s=(1.0, 1.0), suite_limit_s=2.0)
-        return Watch(0, mine, job, OnlyTrue(), caged=False).watch(0)
+        return Watch(0, mine, job, OnlyTrue(), caged=False).watch(None)
 
 
 @given(st.lists(FRAMES, max_size=8))
