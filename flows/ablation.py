@@ -154,7 +154,7 @@ def stopping_children() -> Iterator[None]:
 
 def places(parameters: Parameters) -> tuple[Store, Path]:
     """Return the store and the local run directories."""
-    runs = Path(parameters.runs or Path("runs") / parameters.experiment).absolute()
+    runs = Path(parameters.runs or Path("runs") / parameters.folder).absolute()
     return open_store(parameters.store or (runs / "store").as_uri()), runs
 
 

@@ -5,7 +5,7 @@ word is a flag of the command line and a `-p` of a deployment. Names are a plain
 it, so that what is added to a registry is in the form.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -35,6 +35,7 @@ CenteringName = Annotated[str, Field(json_schema_extra=_names("drop"))]
 ModelName = Annotated[str, Field(json_schema_extra={"enum": [*MODELS]})]
 Seeds = Annotated[int, Field(ge=1, le=MAX_SEEDS)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+Backend = Literal["local", "tinker"]
 
 
 class Parameters(Record):
@@ -56,6 +57,8 @@ class Parameters(Record):
     mbpp_plus: Text | None = None
     gsm8k: Text | None = None
     """Folder of GSM8K's files; None is the hub's."""
+    backend: Backend = "local"
+    """Who trains the cells of a policy-gradient experiment: this machine, or Tinker's service."""
     end_by: float | None = None
     """Unix time at which the experiment's budget is spent: the flow's own word to other hosts."""
 
@@ -74,6 +77,11 @@ class Parameters(Record):
         return self
 
     @property
+    def folder(self) -> str:
+        """Name of the default folder of run directories."""
+        return self.experiment if self.backend == "local" else f"{self.experiment}_{self.backend}"
+
+    @property
     def spec(self) -> Experiment:
         """The experiment as registered."""
         return EXPERIMENTS[self.experiment]
@@ -81,4 +89,4 @@ class Parameters(Record):
     @property
     def grid(self) -> tuple[Cell, ...]:
         """The planned cells."""
-        return self.spec.cells(self.model, self.seeds, self.cells)
+        return self.spec.cells(self.model, self.seeds, self.cells, self.backend)

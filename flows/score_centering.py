@@ -5,7 +5,7 @@ from prefect.client.schemas.objects import State
 
 from flows.ablation import RUNNER
 from flows.lr_ablation import run_to_state
-from flows.parameters import AtLeastOne, CenteringName, ModelName, Seeds
+from flows.parameters import AtLeastOne, Backend, CenteringName, ModelName, Seeds
 
 
 @flow(
@@ -23,6 +23,7 @@ def score_centering(
     cells: list[str] | None = None,
     max_parallel_cells: AtLeastOne | None = None,
     gsm8k: str | None = None,
+    backend: Backend = "local",
 ) -> State:
     """Train both arms, score every checkpoint greedily as soon as it exists, and report who drops from peak to end.
 
@@ -35,6 +36,7 @@ def score_centering(
         cells: Names of cells; default all.
         max_parallel_cells: Cells training at a time; default what the machine serves.
         gsm8k: Local folder with gsm8k_train.jsonl and gsm8k_test.jsonl instead of the hub's.
+        backend: Who trains the cells: this machine, or Tinker's service (TINKER_API_KEY, TINKER_BASE_URL).
     """
     return run_to_state(
         experiment=experiment,
@@ -45,4 +47,5 @@ def score_centering(
         cells=tuple(cells) if cells else None,
         max_parallel_cells=max_parallel_cells,
         gsm8k=gsm8k,
+        backend=backend,
     )

@@ -40,7 +40,7 @@ class Registered(Record):
     registered_at: str
 
 
-@task(name="register", **ONCE_EACH)
+@task(name="register", task_run_name="register {work.experiment.name}", **ONCE_EACH)
 def register(work: Work) -> str:
     """Write what is declared to the store, once; return what was done."""
     return declare(work.store, work.experiment, work.cells)

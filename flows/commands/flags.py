@@ -13,6 +13,7 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, metavar="N", help="how many: 0 .. N-1")
     parser.add_argument("--cells", action="append", metavar="NAME[,NAME]", help="only these cells; repeatable")
     parser.add_argument("--max-parallel-cells", type=int, metavar="N", help="cells training at a time")
+    parser.add_argument("--backend", choices=("local", "tinker"), default="local", help="who trains the cells")
     add_data(parser)
     add_gsm8k(parser)
 
@@ -40,6 +41,7 @@ def parameters_of(args: argparse.Namespace) -> Parameters:
         mbpp=args.mbpp,
         mbpp_plus=args.mbpp_plus,
         gsm8k=args.gsm8k,
+        backend=args.backend,
         store=getattr(args, "store", None),
         runs=getattr(args, "runs", None),
     )

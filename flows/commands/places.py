@@ -114,7 +114,7 @@ def check_server(parameters: Parameters) -> Check:
 
 
 def _runs(parameters: Parameters) -> Path:
-    return Path(parameters.runs or f"runs/{parameters.experiment}").absolute()
+    return Path(parameters.runs or f"runs/{parameters.folder}").absolute()
 
 
 def _nearest(path: Path) -> Path:

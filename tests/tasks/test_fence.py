@@ -10,6 +10,7 @@ from evaluation.manifests import write_manifest
 from tasks import fence
 from tasks.cells import tick
 from tasks.checkpoints import publish, seal
+from tasks.children import Tail
 from tasks.fence import RECORD, Fence, Fenced
 from tasks.progress import Board
 from training.folder import Result
@@ -91,19 +92,20 @@ def test_the_record_goes_when_the_cell_has_ended_and_nobody_writes_it_afterwards
 def test_a_trainer_is_ended_within_a_look_and_not_by_a_store_that_is_away(hosts, monkeypatch):
     old, young = hosts
     cell, board = old.cells[0], Board(quiet=True)
+    tail = Tail(cell.name, old.folder(cell).root / "train.log")
     monkeypatch.setattr(fence, "LOOK_EVERY_S", 0.0)
     old.fence.claim(cell.name, old.folder(cell).root)
-    tick(old, cell, board)
+    tick(old, cell, board, tail)
 
     def away(_):
         raise ConnectionError("down")
 
     with monkeypatch.context() as patched:
         patched.setattr(old.store.backend, "read", away)
-        tick(old, cell, board)
+        tick(old, cell, board, tail)
     young.fence.claim(cell.name, young.folder(cell).root)
     with pytest.raises(Fenced):
-        tick(old, cell, board)
+        tick(old, cell, board, tail)
 
 
 def test_of_many_that_claim_at_once_one_holds_the_cell(hosts, tmp_path):
