@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from live_server import pids_of
 
 pytestmark = pytest.mark.prefect
 
@@ -34,17 +35,6 @@ def descendants(pid):
     while more := {p for p, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
-
-
-def running(module, runs):
-    """Processes that run `python -m MODULE` in a folder below `runs`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if module in words and any(w.startswith(str(runs)) for w in words) and "tasks.leash" not in words:
-                found.append(int(entry.name))
-    return found
 
 
 def alive(pids):
@@ -91,7 +81,7 @@ def test_a_killed_flow_takes_its_children_along_and_the_same_command_finishes(pr
 
     def killed_all_or_over():
         for module in {"training.run", "evaluation.run"} - victims.keys():
-            if found := running(module, runs):  # a cell may have ended before the kill: then none trains again
+            if found := pids_of(module, runs):  # a cell may have ended before the kill: then none trains again
                 victims[module] = found[0]
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(found[0], signal.SIGKILL)
@@ -106,7 +96,7 @@ def test_a_killed_flow_takes_its_children_along_and_the_same_command_finishes(pr
 def test_ctrl_c_lets_the_children_save_and_ends_with_75(prefect_server, tmp_path, wait_for):
     runs, log = tmp_path / "runs", tmp_path / "log"
     flow = start(prefect_server, runs, log)
-    wait_for(lambda: running("training.run", runs), PATIENCE_S, "a trainer", 0.02)
+    wait_for(lambda: pids_of("training.run", runs), PATIENCE_S, "a trainer", 0.02)
     children = descendants(flow.pid)
     os.kill(flow.pid, signal.SIGTERM)
     assert flow.wait(120) == 75, log.read_text()
@@ -136,7 +126,7 @@ def test_ten_moments(prefect_server, tmp_path, wait_for, moment):
     runs, log = tmp_path / "runs", tmp_path / "log"
     first = start(prefect_server, runs, log)
     wait_for(lambda: list(runs.glob(pattern)) or first.poll() is not None, PATIENCE_S, moment, 0.005)
-    pids = [first.pid] if victim == "flow" else running(victim, runs)
+    pids = [first.pid] if victim == "flow" else pids_of(victim, runs)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
