@@ -114,7 +114,7 @@ def as_ablation_error(error: Exception) -> AblationError | None:
     told = _OS_ERROR.search(str(error))  # of an extension module: its exceptions carry no number
     if told and int(told[2]) in _MACHINE:
         return MachineError("path", "?", told[1], _MACHINE[int(told[2])])
-    if "PytorchStreamWriter failed writing" in str(error):
+    if any(words in str(error) for words in ("PytorchStreamWriter failed writing", "inline_container.cc")):
         return MachineError("path", "?", "a file could not be written to its end", _MACHINE[errno.ENOSPC])
     return None
 
@@ -136,6 +136,7 @@ def run_program(main: Callable[[], int], *, debug: bool = False) -> int:
     try:
         return main()
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  the outermost edge: whatever it is, told once
+        exec("")  # an interrupt that has passed through `exec` would end `python -m` by its signal, whatever we return
         return tell(e, debug=debug)[1]
 
 

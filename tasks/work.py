@@ -72,11 +72,13 @@ class Work:
         """How a cell ended, once its logs are sealed in the store, and its rollouts whole."""
         if not self.store.has(f"{cell.name}/logs"):
             return None
-        rollouts = f"{cell.name}/rollouts"
-        if not self.store.has(rollouts) and self.store.backend.list(rollouts):
-            return None
-        raw = self.store.read(f"{cell.name}/logs/result.json")
-        return Result.model_validate_json(raw) if raw is not None else None
+        raw, rollouts = self.store.read(f"{cell.name}/logs/result.json"), f"{cell.name}/rollouts"
+        result = Result.model_validate_json(raw) if raw is not None else None
+        if result is None or self.store.has(rollouts):
+            return result
+        # A cell that diverged while it sampled its first step has none.
+        none = result.end == "diverged" and result.last_step <= 1 and not self.store.backend.list(rollouts)
+        return result if none else None
 
     def expected(self, cell: Cell) -> tuple[int, ...]:
         """Checkpoints that must be there: all, or those before a recorded divergence."""

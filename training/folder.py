@@ -54,7 +54,7 @@ class Runtime(Record):
     model_revision: str | None = None
     problems_path: str
     """JSONL of training problems (`evaluation.records.Problem`)."""
-    device: str = "cpu"
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
     num_processes: int = Field(default=1, ge=1)
     """Processes that train the cell together, a GPU each; more than one are started by `training.launch`."""
     num_threads: int = Field(default=1, ge=1)
@@ -110,6 +110,11 @@ class RunFolder:
     def runtime_json(self) -> Path:
         """Where and how it runs."""
         return self.root / "runtime.json"
+
+    @property
+    def problems_json(self) -> Path:
+        """Hash of the problems that the cell began with."""
+        return self.root / "problems.json"
 
     @property
     def accelerate_yaml(self) -> Path:

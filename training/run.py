@@ -6,15 +6,16 @@ or at the end of its time, with every whole step saved.
 """
 
 import argparse
+import json
 import logging
 import math
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from evaluation.errors import InputError, MachineError, Stopped
-from evaluation.files import read_jsonl, write_json
-from evaluation.manifests import damaged, is_complete, read_manifest, write_manifest
+from evaluation.errors import IncompleteError, InputError, MachineError, Stopped
+from evaluation.files import read_jsonl, sha256_file, write_json
+from evaluation.manifests import MANIFEST, damaged, is_complete, read_manifest, write_manifest
 from evaluation.problems import read_problems
 from evaluation.program import read_record, run_program
 from evaluation.prompts import check
@@ -46,7 +47,9 @@ def train(folder: RunFolder) -> int:
     cell_file, runtime = read_folder(folder)
     refuse_other(folder, cell_file)
     processes = Processes()
-    if not folder.result_json.exists():
+    if folder.result_json.exists():
+        refuse_damaged(folder)
+    else:
         processes = join(runtime)
         with processes.reporting():
             if cell_file.cell.backend == "tinker":
@@ -123,7 +126,7 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
         if step >= cell.steps:
             _end(folder, processes, cell, "finished", cell.steps)
             return
-    problems = _problems(cell, runtime)
+    problems = _problems(folder, cell, runtime, processes)
     with open_judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
         _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, resume)
 
@@ -134,7 +137,7 @@ def _train_on_service(folder: RunFolder, cell_file: CellFile, runtime: Runtime) 
     from training.tinker_run import ServiceCell
 
     cell, step = cell_file.cell, newest_resume(folder)
-    problems = _problems(cell, runtime)
+    problems = _problems(folder, cell, runtime, Processes())
     with open_judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
         try:
             ServiceCell(folder, cell_file, runtime, problems, judge).train(step)
@@ -144,13 +147,23 @@ def _train_on_service(folder: RunFolder, cell_file: CellFile, runtime: Runtime) 
     _end(folder, Processes(), cell, "finished", cell.steps)
 
 
-def _problems(cell: Cell, runtime: Runtime) -> list[Problem]:
-    """Return the training problems.
+def _problems(folder: RunFolder, cell: Cell, runtime: Runtime, processes: Processes) -> list[Problem]:
+    """Return the training problems, the ones that the cell began with.
 
     Raises:
-        InputError: they are fewer than those of a step.
+        InputError: they are others, or fewer than those of a step.
     """
-    problems = read_problems(Path(runtime.problems_path))
+    problems, found = read_problems(Path(runtime.problems_path)), sha256_file(Path(runtime.problems_path))
+
+    def note() -> None:
+        if not folder.problems_json.is_file():
+            write_json(folder.problems_json, {"schema": "problems/1", "sha256": found})
+
+    processes.on_main(note)
+    began = json.loads(folder.problems_json.read_text(encoding="utf-8"))["sha256"]
+    if began != found:
+        reason = f"is not what this cell began with (sha256 {found[:12]} -> {began[:12]})"
+        raise InputError("problems_path", runtime.problems_path, reason, "restore it, or use another --runs folder")
     if len(problems) < cell.grpo.prompts_per_step:
         reason = f"has {len(problems)} problems, fewer than the {cell.grpo.prompts_per_step} of a step"
         raise InputError("problems_path", runtime.problems_path, reason, "use the whole split")
@@ -201,7 +214,7 @@ def load_model(path: str, revision: str | None) -> tuple[Any, Any]:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **extra)
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **extra)
-    except (OSError, ValueError, SafetensorError) as e:
+    except (OSError, ValueError, SafetensorError, RuntimeError, LookupError, ArithmeticError) as e:
         reason = " ".join(str(e).split())[:300]
         raise InputError("model_path", path, reason, "name a whole model folder, or a repository in reach") from e
     model, info = loaded
@@ -291,6 +304,15 @@ def _end(
         write_json(folder.result_json, Result(end=end, last_step=last_step, onset_step=onset_step, signs=signs))
 
     processes.on_main(write)
+
+
+def refuse_damaged(folder: RunFolder) -> None:
+    """Raise IncompleteError where somebody has changed the sealed records of an ended cell."""
+    for part in (folder.logs, folder.rollouts):
+        if (part / MANIFEST).is_file() and (difference := damaged(part)):
+            raise IncompleteError(
+                f"folder={part}: {difference}; restore it, or remove the cell's folder to train it again"
+            )
 
 
 def close(folder: RunFolder, cell_file: CellFile) -> None:

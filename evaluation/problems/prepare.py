@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -166,11 +167,15 @@ def read_problems(path: Path | str) -> list[Problem]:
         raise InputError("problems", path, "no such file", "run the split first")
     with path.open(encoding="utf-8") as f:
         try:
-            return [Problem.model_validate(json.loads(line)) for line in f if line.strip()]
+            found = [Problem.model_validate(json.loads(line)) for line in f if line.strip()]
         except ValueError as error:
             why = explain(error) if isinstance(error, ValidationError) else error
             reason = " ".join(f"not a file of problems ({why})".split())
             raise InputError("problems", path, reason, "run the split again") from error
+    twice = [p for p, n in Counter(p.problem_id for p in found).items() if n > 1]
+    if twice:
+        raise InputError("problems", path, f"has {twice[0]} more than once", "make it again by the split")
+    return found
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from training.folder import RunFolder
-from training.run import main
+from training.folder import CellFile, RunFolder
+from training.run import close, main
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_LINE = re.compile(r"error: [\w.]+=.*: .+; .+\n")
@@ -199,3 +199,37 @@ def test_the_program_itself_says_it_once_and_fast_and_debug_shows_the_traceback(
     loud = subprocess.run([*command, "--debug"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert loud.returncode == 2
     assert "Traceback" in loud.stderr
+
+
+def test_other_problems_than_the_cell_began_with_are_refused(folder: RunFolder, capsys: Any) -> None:
+    folder.problems_json.write_text(json.dumps({"schema": "problems/1", "sha256": "0" * 64}))
+    code, err = refusal(folder, capsys)
+    assert code == 2
+    assert "problems_path=" in err and "is not what this cell began with" in err
+
+
+def test_a_problem_that_is_there_twice_is_refused(folder: RunFolder, tmp_path: Path, capsys: Any) -> None:
+    lines = Path(json.loads(folder.runtime_json.read_text())["problems_path"]).read_text().splitlines()
+    (tmp_path / "twice.jsonl").write_text("\n".join([*lines, lines[0]]) + "\n")
+    change(folder.runtime_json, put("problems_path", value=str(tmp_path / "twice.jsonl")))
+    code, err = refusal(folder, capsys)
+    assert code == 2
+    assert "more than once" in err
+
+
+@pytest.mark.parametrize("device", ["gpu", "banana", "cuda:x"])
+def test_a_device_that_is_none_is_refused(folder: RunFolder, capsys: Any, device: str) -> None:
+    change(folder.runtime_json, put("device", value=device))
+    assert refusal(folder, capsys)[0] == 2
+
+
+def test_records_that_changed_after_the_end_are_not_sealed_anew(folder: RunFolder) -> None:
+    folder.logs.mkdir()
+    ended = {"schema": "result/1", "end": "finished", "last_step": 2, "onset_step": None}
+    folder.result_json.write_text(json.dumps(ended))
+    folder.steps_jsonl.write_text("{}\n")
+    close(folder, CellFile.model_validate_json(folder.cell_json.read_text()))
+    before = (folder.logs / "MANIFEST.json").read_text()
+    folder.steps_jsonl.write_text("")
+    assert main([str(folder.root)]) == 1
+    assert (folder.logs / "MANIFEST.json").read_text() == before
