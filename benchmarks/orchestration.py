@@ -47,9 +47,11 @@ class Watched:
     """Runs a command to its end, and adds up the CPU seconds of every process below it by kind."""
 
     def __init__(self, argv: list[str], env: dict[str, str]) -> None:
-        self.cpu: dict[tuple[int, str], float] = {}
-        """CPU seconds of a process, by (pid, kind), as last seen."""
-        self.before: dict[tuple[int, str], float] = {}
+        self.kinds: dict[int, str] = {}
+        """What each process is; one that has ended and waits to be reaped no longer tells its command line."""
+        self.cpu: dict[int, float] = {}
+        """CPU seconds of a process as last seen."""
+        self.before: dict[int, float] = {}
         """The same when the first trainer had started."""
         self.started, self.trained_from = time.monotonic(), 0.0
         process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -74,18 +76,19 @@ class Watched:
             more = False
             for pid, parent in parents.items():
                 if pid not in kinds and parent in kinds:
-                    kinds[pid] = _kind(pid, kinds[parent])
+                    kinds[pid] = _kind(pid) or self.kinds.get(pid) or kinds[parent]
                     more = True
+        self.kinds |= kinds
         for pid, kind in kinds.items():
             if pid in told:  # a judge's children live for milliseconds: they are seen in what it has reaped
-                self.cpu[pid, kind] = sum(told[pid][: 4 if kind == "judge" else 2])
+                self.cpu[pid] = sum(told[pid][: 4 if kind == "judge" else 2])
         if not self.trained_from and any(kind == "train" for kind in kinds.values()):
             self.trained_from, self.before = time.monotonic(), dict(self.cpu)
 
     def seconds(self, *kinds: str, since_training: bool = False) -> float:
         """Return the CPU seconds of these kinds of processes."""
-        found = ((key, value) for key, value in self.cpu.items() if key[1] in kinds)
-        return sum(value - (self.before.get(key, 0.0) if since_training else 0.0) for key, value in found)
+        found = ((pid, value) for pid, value in self.cpu.items() if self.kinds[pid] in kinds)
+        return sum(value - (self.before.get(pid, 0.0) if since_training else 0.0) for pid, value in found)
 
     def tell(self, folder: Path) -> None:
         """Print the figures of the first run."""
@@ -103,17 +106,18 @@ class Watched:
         )
 
 
-def _kind(pid: int, parent: str) -> str:
+def _kind(pid: int) -> str:
+    """Return what a process is by its command line; "" where that does not tell: it is what its parent is."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return parent
+        return ""
     if any(w.endswith("judge/child.py") for w in words):
         return "judge"
     for module, kind in (("tasks.leash", "leash"), ("training.run", "train"), ("evaluation.run", "evaluate")):
         if module in words:
             return kind
-    return "server" if parent == "server" or (parent == "flow" and "uvicorn" in words) else parent
+    return "server" if "uvicorn" in words else ""
 
 
 def critical_path(folder: Path) -> float:
