@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import random
+import select
 import socket
 import struct
 import subprocess
@@ -11,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 FAULTS = ("500", "503", "reset", "lost", "timeout", "cut", "cut_up", "corrupt_up", "corrupt_down")
 TIMEOUT_S = 1.0
@@ -55,13 +56,14 @@ class Endpoint:
 class FaultyProxy:
     """Passes HTTP on to an endpoint; a share of the requests meets a fault, until `left` are spent.
 
-    `sent` counts, for each object, how often all its bytes arrived and the client was told so.
+    `sent` counts, for each object, how often all its bytes arrived and the client was told so. `refused` is a header
+    that this server does not know, and the code it answers with.
     """
 
-    def __init__(self, endpoint, *, share=0.0, faults=FAULTS, left=10**9, seed=0):
-        self.share, self.faults, self.left = share, faults, left
+    def __init__(self, endpoint, *, share=0.0, faults=FAULTS, left=10**9, seed=0, refused=None):
+        self.share, self.faults, self.left, self.refused = share, faults, left, refused
         self.random, self.lock = random.Random(seed), threading.Lock()
-        self.injected, self.sent, self.down = Counter(), Counter(), False
+        self.injected, self.sent, self.spoiled, self.down = Counter(), Counter(), set(), False
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -87,6 +89,9 @@ class FaultyProxy:
     def handle(self, request, port):
         """Serve one request."""
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        if self.refused and self.refused[0] in request.headers:
+            self.injected[self.refused[1]] += 1
+            return _refuse(request, 501 if self.refused[1] == "NotImplemented" else 400, self.refused[1], "unknown")
         fault = self._choose(request, body)
         if self.down or fault == "reset":
             return _reset(request)
@@ -95,8 +100,7 @@ class FaultyProxy:
             return _reset(request)
         if fault in {"500", "503"}:
             code, reason = ("InternalError", "again") if fault == "500" else ("SlowDown", "Reduce your request rate.")
-            text = f"<Error><Code>{code}</Code><Message>{reason}</Message></Error>".encode()
-            return _answer(request, int(fault), {"Content-Type": "application/xml"}, text)
+            return _refuse(request, int(fault), code, reason)
         if fault == "cut_up":
             body = body[: len(body) // 2]
         if fault == "corrupt_up":
@@ -109,7 +113,7 @@ class FaultyProxy:
         if fault == "cut":
             _answer(request, status, headers, content[: len(content) // 2], len(content))
             return _reset(request)
-        self._note(request, fault, status)
+        self._note(request, fault or ("late" if _gone(request.connection) else None), status)
         return _answer(request, status, headers, content)
 
     def _choose(self, request, body):
@@ -143,11 +147,16 @@ class FaultyProxy:
 
     def _note(self, request, fault, status):
         parts = urlsplit(request.path)
+        upload = parse_qs(parts.query).get("uploadId", [None])[0]
+        if upload and fault in {"cut_up", "corrupt_up"} and status == 200:
+            self.spoiled.add(upload)  # the server took a broken part for a good one
         completes = request.command == "POST" and "uploadId" in parts.query
         whole = completes or (request.command == "PUT" and not parts.query)
-        if whole and status == 200 and fault is None:
+        if whole and status == 200 and fault is None and upload not in self.spoiled:
             with self.lock:
                 self.sent[parts.path.lstrip("/")] += 1
+                if upload:  # completed again, because the answer came late, it sends nothing again
+                    self.spoiled.add(upload)
 
 
 def _flipped(content, chance):
@@ -168,6 +177,21 @@ def _answer(request, status, headers, content, length=None):
         request.end_headers()
         if request.command != "HEAD":
             request.wfile.write(content)
+
+
+def _gone(connection):
+    """True when the client has given up waiting: on a busy machine an answer may come after its time-out."""
+    if not select.select([connection], [], [], 0)[0]:
+        return False
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except OSError:
+        return True
+
+
+def _refuse(request, status, code, reason):
+    text = f"<Error><Code>{code}</Code><Message>{reason}</Message></Error>".encode()
+    return _answer(request, status, {"Content-Type": "application/xml"}, text)
 
 
 def _reset(request):

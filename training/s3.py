@@ -2,8 +2,9 @@
 
 - Nothing is answered from memory: s3fs caches listings, which another host's upload makes wrong.
 - Keys are whole paths: `global_step_30` is never `global_step_300`, and no folder nests in an older one.
-- What is stored is proved: the ETag, the MD5 of the bytes as they arrived, is compared with that of the local file;
-  where it is something else (encrypted with a key of one's own, sent in other parts) the bytes are read back.
+- What is stored is proved by what the server has computed of the bytes as they arrived: of an object in parts the
+  CRC-32 of the whole, where the server keeps one; else the ETag, their MD5 (four times the processor time); where that
+  is something else (encrypted with a key of one's own, sent in other parts) the bytes are read back.
 - What may pass (5xx, slow-down, resets, time-outs, broken bodies) is tried again with back-off, then it is an OSError.
 - Memory is bounded: two parts of 16 MiB of a file in flight.
 
@@ -11,9 +12,11 @@ Credentials, region and endpoint are AWS's own settings (`AWS_PROFILE`, `AWS_END
 """
 
 import asyncio
+import base64
 import errno
 import hashlib
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,12 +34,16 @@ PARTS_IN_FLIGHT = 2
 TRIES = 4
 FIRST_WAIT_S = 0.5
 """Before the second try; doubled before each after it."""
+WHOLE = {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
+"""Asks the server for a checksum of an object that it puts together; botocore sends each part with one of its own."""
 REQUEST_TRIES, CALL_TRIES = 3, 2
 """Of botocore, for one request, and of s3fs round it: a part that fails does not cost the file."""
 TIMEOUT_S = 20.0
 T = TypeVar("T")
 _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 """Of this machine's disk."""
+_UNKNOWN_THERE = {"NotImplemented", "InvalidArgument", "InvalidRequest", "MalformedXML"}
+"""What a server says that knows no checksums: it is not asked again."""
 _FAILURES = (BotoCoreError, ClientError, aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
@@ -62,31 +69,39 @@ class S3Backend:
         }
         self.fs: Any = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True, config_kwargs=config)
         self.fs.retries = CALL_TRIES
+        self._whole: dict[str, str] = WHOLE
 
     def put(self, local: Path, key: str) -> None:
         """Upload; S3 shows an object whole or not at all."""
         options = {"chunksize": PART_BYTES, "max_concurrency": PARTS_IN_FLIGHT}
+        in_parts = local.stat().st_size >= 2 * PART_BYTES
 
         def once(path: str) -> None:
             try:
-                self.fs.put_file(str(local), path, **options)
+                self.fs.put_file(str(local), path, **options, **(self._whole if in_parts else {}))
             except FileNotFoundError as e:
                 if _code(e) == "NoSuchUpload":  # it was completed, and the answer lost; or somebody gave it up
                     raise OSError(errno.EIO, f"{key}: its upload is gone") from e
+                raise
+            except OSError as e:
+                if _code(e) in _UNKNOWN_THERE:
+                    self._whole = {}
                 raise
 
         self._try(key, once)
 
     def same(self, local: Path, key: str, sha256: str) -> bool:
-        """Compare ETags; where they prove nothing, read back."""
-        etag, own = _digests(_pieces(local), local.stat().st_size)
+        """Compare what the server has computed of the bytes; where that proves nothing, read back."""
+        size, (crc, own) = local.stat().st_size, _crc_and_sha256(_pieces(local))
         try:
-            head = self._try(key, lambda _: self._head(key))
+            head = self._try(key, lambda _: self._head(key, ChecksumMode="ENABLED"))
         except FileNotFoundError:
             return False
-        if own != sha256 or head["ContentLength"] != local.stat().st_size:
+        if own != sha256 or head["ContentLength"] != size:
             return False
-        return _agrees(head, etag) or self.sha256(key) == sha256
+        if (theirs := _crc_of_whole(head)) is not None:
+            return theirs == crc
+        return _agrees(head, _digests(_pieces(local), size)[0]) or self.sha256(key) == sha256
 
     def read(self, key: str) -> bytes | None:
         """Download into memory."""
@@ -167,9 +182,9 @@ class S3Backend:
     def _at(self, key: str) -> str:
         return f"{self.root}/{key}".rstrip("/")
 
-    def _head(self, key: str) -> dict[str, Any]:
+    def _head(self, key: str, **options: str) -> dict[str, Any]:
         bucket, _, name = self._at(key).partition("/")
-        return self.fs.call_s3("head_object", Bucket=bucket, Key=name)
+        return self.fs.call_s3("head_object", Bucket=bucket, Key=name, **options)
 
     def _listed(self, folder: str, ask: Callable[[str], Any]) -> Any:
         try:
@@ -206,6 +221,25 @@ def _pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as f:
         while piece := f.read(1 << 20):
             yield piece
+
+
+def _crc_and_sha256(pieces: Iterator[bytes]) -> tuple[str, str]:
+    """Return the CRC-32 as S3 writes it (base64 of four bytes, big end first), and the sha256."""
+    crc, sha256 = 0, hashlib.sha256()
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+        sha256.update(piece)
+    return base64.b64encode(crc.to_bytes(4, "big")).decode(), sha256.hexdigest()
+
+
+def _crc_of_whole(head: dict[str, Any]) -> str | None:
+    """Return an object's CRC-32 where the server has put it together from parts; of one sent whole it may be our own.
+
+    Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html, full object checksums.
+    """
+    if head.get("ChecksumType") != "FULL_OBJECT" or "-" not in head["ETag"]:
+        return None
+    return head.get("ChecksumCRC32")
 
 
 def _digests(pieces: Iterator[bytes], size: int) -> tuple[str, str]:

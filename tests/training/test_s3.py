@@ -1,16 +1,19 @@
 """The store on S3: a real server on loopback, and a proxy before it that breaks what passes."""
 
+import base64
 import contextlib
 import hashlib
 import random
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import pytest
 from faulty_s3 import FAULTS, TIMEOUT_S, Endpoint, FaultyProxy, settings
 
+import training.s3
 from evaluation.errors import InputError, MachineError
 from evaluation.manifests import MANIFEST, Provenance, write_manifest
 from training.s3 import PART_BYTES, S3Backend
@@ -85,6 +88,42 @@ def test_large_files_go_in_parts_and_are_proved_without_reading_back(bucket, tmp
     assert backend.sha256("k/x") == right
     monkeypatch.setattr(backend, "sha256", lambda _: pytest.fail("read back"))
     assert backend.same(tmp_path / "x", "k/x", right)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_objects_in_parts_are_proved_by_the_servers_checksum_of_the_whole(bucket, tmp_path, encrypted, monkeypatch):
+    content, backend = random.Random(3).randbytes(2 * PART_BYTES + 5), S3Backend(bucket)
+    if encrypted:  # its ETag is no MD5 then
+        rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms"}}
+        backend.fs.call_s3("put_bucket_encryption", Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [rule]})
+    (tmp_path / "x").write_bytes(content)
+    backend.put(tmp_path / "x", "x")
+    head = backend._head("x", ChecksumMode="ENABLED")
+    assert head["ChecksumCRC32"] == base64.b64encode(zlib.crc32(content).to_bytes(4, "big")).decode()
+    assert (head.get("ServerSideEncryption") == "aws:kms") is encrypted
+    monkeypatch.setattr(training.s3, "_digests", lambda *_: pytest.fail("an MD5, or read back"))
+    assert backend.same(tmp_path / "x", "x", hashlib.sha256(content).hexdigest())
+    (tmp_path / "x").write_bytes(content[:-1] + b"?")
+    assert not backend.same(tmp_path / "x", "x", hashlib.sha256((tmp_path / "x").read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize("code", ["NotImplemented", "InvalidArgument"])
+def test_a_server_that_knows_no_checksums_gets_and_proves_objects_by_their_md5(
+    endpoint, bucket, tmp_path, code, monkeypatch
+):
+    proxy = FaultyProxy(endpoint, refused=("x-amz-checksum-type", code))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    content, backend = random.Random(4).randbytes(2 * PART_BYTES + 5), S3Backend(bucket)
+    (tmp_path / "x").write_bytes(content)
+    right = hashlib.sha256(content).hexdigest()
+    for key in ("x", "y"):
+        backend.put(tmp_path / "x", key)
+        assert "ChecksumCRC32" not in backend._head(key, ChecksumMode="ENABLED")
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "sha256", lambda _: pytest.fail("read back"))
+            assert backend.same(tmp_path / "x", key, right)
+    proxy.close()
+    assert proxy.injected == {code: 1}  # asked once
 
 
 def test_an_object_sent_in_other_parts_is_read_back(bucket, tmp_path):
