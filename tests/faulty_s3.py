@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 FAULTS = ("500", "503", "reset", "lost", "timeout", "cut", "cut_up", "corrupt_up", "corrupt_down")
 TIMEOUT_S = 1.0
@@ -62,6 +62,7 @@ class FaultyProxy:
         self.share, self.faults, self.left = share, faults, left
         self.random, self.lock = random.Random(seed), threading.Lock()
         self.injected, self.sent, self.down = Counter(), Counter(), False
+        self.broken = set()  # uploads of which the endpoint took a part that was broken here
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -143,11 +144,24 @@ class FaultyProxy:
 
     def _note(self, request, fault, status):
         parts = urlsplit(request.path)
-        completes = request.command == "POST" and "uploadId" in parts.query
-        whole = completes or (request.command == "PUT" and not parts.query)
-        if whole and status == 200 and fault is None:
-            with self.lock:
+        upload = parse_qs(parts.query).get("uploadId", [None])[0]
+        with self.lock:
+            if status == 200 and upload and fault in {"cut_up", "corrupt_up"}:
+                self.broken.add(upload)
+            completes = request.command == "POST" and upload and upload not in self.broken
+            whole = completes or (request.command == "PUT" and not parts.query)
+            if whole and status == 200 and fault is None and not _left(request):
                 self.sent[parts.path.lstrip("/")] += 1
+
+
+def _left(request):
+    """Whether the client has given up by now: on a busy machine an answer may come after its patience."""
+    try:
+        return request.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _flipped(content, chance):
