@@ -81,12 +81,12 @@ class Server:
             check=False,
         )
 
-    def start(self, *argv: str, log: Path, cwd: Path = ROOT, **env: str) -> "subprocess.Popen[bytes]":
+    def start(self, *argv: str, log: Path, **env: str) -> "subprocess.Popen[bytes]":
         """Start a Python module that leads its own session."""
         with log.open("ab") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", *argv],
-                cwd=cwd,
+                cwd=ROOT,
                 env={**self.env, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
