@@ -110,7 +110,8 @@ def as_ablation_error(error: Exception) -> AblationError | None:
     if isinstance(error, ValidationError):
         return explain(error)
     if isinstance(error, OSError) and error.errno in _MACHINE:
-        return MachineError("path", error.filename or "?", error.strerror or "refused", _MACHINE[error.errno])
+        where = error.filename2 or error.filename or "?"  # of a copy, where it goes: that disk is full
+        return MachineError("path", where, error.strerror or "refused", _MACHINE[error.errno])
     told = _OS_ERROR.search(str(error))  # of an extension module: its exceptions carry no number
     if told and int(told[2]) in _MACHINE:
         return MachineError("path", "?", told[1], _MACHINE[int(told[2])])

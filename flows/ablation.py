@@ -2,19 +2,21 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prefect.client.schemas.objects import State
+from prefect.exceptions import Abort
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from evaluation.errors import AblationError, InputError, MachineError
 from evaluation.findings import Finding
 from evaluation.program import as_ablation_error
-from flows.loop import Future, Loop, Units
+from flows.loop import Future, Loop, Units, error_of
 from flows.parameters import Parameters
 from flows.planning import make_plan
 from tasks.cells import train_cell
@@ -100,7 +102,7 @@ def run_ablation(parameters: Parameters, board: Board) -> Outcome:
     remote = settings().launcher == "deployment"
     with stopping_children():
         store, runs = places(parameters)
-        with locked(runs / "flow.lock", patience_s=LOCK_PATIENCE_S):
+        with alone(runs):
             if remote:
                 check_workers(parameters.experiment, parameters.grid)
             clock = Clock(runs / "wall.json", parameters.spec.budget_minutes)
@@ -119,6 +121,29 @@ def run_ablation(parameters: Parameters, board: Board) -> Outcome:
             over = over_budget(clock) if missing and clock.spent else None
             finding = report(work, missing, clock.minutes, (over,) if over else ())
             return Outcome(finding, tuple(missing), told, code if missing else 0, over)
+
+
+@contextmanager
+def alone(runs: Path) -> Iterator[None]:
+    """Hold the run directories for this flow run.
+
+    Prefect starts a flow run twice where its worker reports a death twice, or where a server that was away believes a
+    living one lost: the later process steps aside and leaves the run's state to the one that is at work.
+
+    Raises:
+        InputError: another flow run is at work there.
+        Abort: this very flow run is.
+    """
+    lock, mine = runs / "flow.lock", flow_run.get_id() or ""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, patience_s=LOCK_PATIENCE_S))
+        except InputError:
+            if mine and lock.read_text(encoding="utf-8") == mine:
+                raise Abort(f"flow run {mine} goes on in another process") from None
+            raise
+        lock.write_text(mine, encoding="utf-8")
+        yield
 
 
 def over_budget(clock: Clock) -> str:
@@ -236,13 +261,10 @@ def label(work: Work, cell: Cell | None, step: int) -> str:
 
 def failures_of(loop: Loop) -> list[Exception]:
     """Return why tasks failed; the reasons explain, and decide nothing."""
-    for future in loop.futures:
-        future.wait()
     failed = []
-    for state in (f.state for f in loop.futures if not f.state.is_completed()):
-        error = state.result(raise_on_failure=False) if state.is_failed() else None
+    for error in filter(None, map(error_of, loop.futures)):
         known = as_ablation_error(error) if isinstance(error, Exception) else None
-        failed.append(known or RuntimeError(state.message or state.name))
+        failed.append(known or RuntimeError(f"{type(error).__name__}: {error}"))
         logger.warning("%s", failed[-1])
     return failed
 

@@ -1,7 +1,7 @@
 """The level-triggered loop: what the plan wants, minus what the store has, is submitted as tasks, each once.
 
 Task states decide nothing, so a retry, a rerun and a second host all do the same: whatever is missing. While the store
-is out of reach cells train on; what could not be published or scored then is submitted again once it answers.
+or Prefect's server is out of reach cells train on; what could not begin or end for that is submitted again.
 """
 
 import errno
@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import httpx
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
 from tasks.launch import STOPPING
 from tasks.work import Work
@@ -118,9 +121,9 @@ class Loop:
         logger.warning("the store %s is out of reach (%s): %s", self.work.store.url, error, left)
 
     def _forget_lost(self) -> bool:
-        """Forget what failed for want of the store, so that it is submitted again; True while any waits."""
+        """Forget what failed for want of store or server, so that it is submitted again; True while any waits."""
         lost: list[tuple[dict[Any, Future], Any]] = []
-        for kind in (self.publishing, self.sealing, self.scoring):
+        for kind in (self.training, self.publishing, self.sealing, self.scoring):
             lost += [(kind, key) for key, future in kind.items() if _lost(future)]
         if not lost or STOPPING.is_set():
             return False
@@ -130,9 +133,9 @@ class Loop:
             return False
         if now >= self.again_at:
             self.again_at = now + self.again_every_s
-            logger.warning("%d units failed for want of the store: submitted again", len(lost))
+            logger.warning("%d units failed for want of the store or of Prefect's server: submitted again", len(lost))
             for kind, key in lost:
-                del kind[key]
+                kind.pop(key, None)
                 if kind is self.publishing:
                     self.scoring.pop(key, None)  # it waited for this upload, and ended with it
         return True
@@ -197,21 +200,31 @@ class Loop:
 
 
 def _lost(future: Future) -> bool:
-    """True for a unit that failed on a store out of reach; what a person must mend is not tried again."""
-    return not _running(future) and _out_of_reach(_error(future))
+    """True for a unit that failed on what is out of reach; what a person must mend is not tried again."""
+    return not _running(future) and _out_of_reach(error_of(future))
 
 
 def _out_of_reach(error: BaseException | None) -> bool:
-    """True for what passes by itself: a connection, or a mounted disk, that is away; not a wrong path."""
-    return isinstance(error, ConnectionError | TimeoutError) or (isinstance(error, OSError) and error.errno in _AWAY)
+    """True for what passes by itself: a connection, a mounted disk or a server that is away; not a wrong path."""
+    if isinstance(error, ConcurrencySlotAcquisitionError):  # asked for each task with a tag, whether limited or not
+        error = error.__cause__
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500
+    passing = isinstance(error, ConnectionError | TimeoutError | httpx.TransportError)
+    return passing or (isinstance(error, OSError) and error.errno in _AWAY)
 
 
-def _error(future: Future) -> BaseException | None:
+def error_of(future: Future) -> BaseException | None:
+    """Wait for a unit's end and return why it failed; None if it did not."""
+    broke = future.wrapped_future.exception()  # in Prefect's own code, round the unit's: `wait` would raise it here
+    if broke is not None:
+        return broke
     future.wait()  # it has ended: this asks nobody, and lets `state` know
     state = future.state
-    if state is None or isinstance(state, BaseException):
-        return state
-    return state.result(raise_on_failure=False) if state.is_failed() else None
+    if state is None or state.is_completed():
+        return None
+    error = state.result(raise_on_failure=False) if state.is_failed() else None
+    return error if isinstance(error, BaseException) else RuntimeError(state.message or state.name)
 
 
 def _running(future: Future) -> bool:

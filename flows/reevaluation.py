@@ -10,8 +10,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.ablation import (
-    LOCK_PATIENCE_S,
     RUNNER,
+    alone,
     incomplete,
     places,
     prepare_work,
@@ -22,7 +22,6 @@ from flows.hosts import told
 from flows.parameters import ExperimentName, Parameters
 from flows.stored import planned_cells, stored_cells
 from tasks.data import audit
-from tasks.launch import locked
 from tasks.progress import Board
 from tasks.remote import check_workers
 from tasks.reports import report
@@ -77,7 +76,7 @@ def reevaluate(parameters: Parameters, board: Board) -> State:
         AblationError: nothing could be started, or an audit failed.
     """
     store, runs = places(parameters)
-    with locked(runs / "flow.lock", patience_s=LOCK_PATIENCE_S):
+    with alone(runs):
         asked = of_store(parameters, store)
         if asked is None:
             return Completed(message=f"{store.url}: no cell of {parameters.experiment} is published; nothing to do")

@@ -3,6 +3,7 @@
 It is the time in which the flow trains or scores on this host, kept in `<runs>/wall.json`; a kill loses seconds of it.
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -48,6 +49,7 @@ class Clock:
         return self.end_by is not None and time.time() >= self.end_by
 
     def __enter__(self) -> Self:
+        self._note()  # here, and not only in the thread: what cannot be written would not count
         self.thread = threading.Thread(target=self._run, name="clock", daemon=True)
         self.thread.start()
         return self
@@ -61,9 +63,13 @@ class Clock:
         while True:
             over = self.over.wait(EVERY_S)
             self.beat = time.time()
-            write_json(self.path, {"schema": "wall/1", "seconds": round(60 * self.minutes, 3)})
+            with contextlib.suppress(OSError):  # a disk that is full by now ends the run elsewhere, in its own words
+                self._note()
             if over:
                 return
+
+    def _note(self) -> None:
+        write_json(self.path, {"schema": "wall/1", "seconds": round(60 * self.minutes, 3)})
 
 
 def _read(path: Path) -> float:

@@ -150,7 +150,7 @@ def locked(path: Path, patience_s: float = math.inf) -> Iterator[int]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + patience_s
-    with path.open("w") as f:
+    with path.open("a") as f:  # what its holder has written stays
         while True:
             try:
                 fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,6 +29,12 @@ QUIET = {
     "PREFECT_CLIENT_MAX_RETRIES": "10",
     "DO_NOT_TRACK": "1",
 }
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "planted/aws+secret",
+    "HF_TOKEN": "hf_planted_token",
+    "WANDB_API_KEY": "planted0wandb0key",
+}
+"""Made up, in the environment of all that the worker starts; a test looks for them everywhere."""
 
 
 CAMPAIGNS = ROOT / "docs/campaigns/results.csv"
@@ -150,11 +156,11 @@ def deployed(prefect_server: Server) -> Server:
 
 
 @pytest.fixture(scope="session")
-def control_worker(deployed: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server, with a worker in the pool `control` that takes runs at once."""
-    log = tmp_path_factory.mktemp("worker") / "worker.log"
+def control_worker(deployed: Server) -> Iterator[Server]:
+    """The server, with a worker in the pool `control` that takes runs at once; its log is beside the server's."""
+    log = Path(deployed.env["PREFECT_HOME"]) / "worker.log"
     argv = ("prefect", "worker", "start", "--pool", "control", "--name", "tests")
-    process = deployed.start(*argv, log=log, PREFECT_WORKER_QUERY_SECONDS="1")
+    process = deployed.start(*argv, log=log, PREFECT_WORKER_QUERY_SECONDS="1", **SECRETS)
     try:
         yield deployed
     finally:

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import random
-import select
 import socket
 import struct
 import subprocess
@@ -63,7 +62,8 @@ class FaultyProxy:
     def __init__(self, endpoint, *, share=0.0, faults=FAULTS, left=10**9, seed=0, refused=None):
         self.share, self.faults, self.left, self.refused = share, faults, left, refused
         self.random, self.lock = random.Random(seed), threading.Lock()
-        self.injected, self.sent, self.spoiled, self.down = Counter(), Counter(), set(), False
+        self.injected, self.sent, self.down = Counter(), Counter(), False
+        self.broken = set()  # uploads of which the endpoint took a part that was broken here
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -113,7 +113,7 @@ class FaultyProxy:
         if fault == "cut":
             _answer(request, status, headers, content[: len(content) // 2], len(content))
             return _reset(request)
-        self._note(request, fault or ("late" if _gone(request.connection) else None), status)
+        self._note(request, fault, status)
         return _answer(request, status, headers, content)
 
     def _choose(self, request, body):
@@ -148,15 +148,25 @@ class FaultyProxy:
     def _note(self, request, fault, status):
         parts = urlsplit(request.path)
         upload = parse_qs(parts.query).get("uploadId", [None])[0]
-        if upload and fault in {"cut_up", "corrupt_up"} and status == 200:
-            self.spoiled.add(upload)  # the server took a broken part for a good one
-        completes = request.command == "POST" and "uploadId" in parts.query
-        whole = completes or (request.command == "PUT" and not parts.query)
-        if whole and status == 200 and fault is None and upload not in self.spoiled:
-            with self.lock:
+        with self.lock:
+            if status == 200 and upload and fault in {"cut_up", "corrupt_up"}:
+                self.broken.add(upload)
+            completes = request.command == "POST" and upload and upload not in self.broken
+            whole = completes or (request.command == "PUT" and not parts.query)
+            if whole and status == 200 and fault is None and not _left(request):
                 self.sent[parts.path.lstrip("/")] += 1
                 if upload:  # completed again, because the answer came late, it sends nothing again
-                    self.spoiled.add(upload)
+                    self.broken.add(upload)
+
+
+def _left(request):
+    """Whether the client has given up by now: on a busy machine an answer may come after its patience."""
+    try:
+        return request.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _flipped(content, chance):
@@ -177,16 +187,6 @@ def _answer(request, status, headers, content, length=None):
         request.end_headers()
         if request.command != "HEAD":
             request.wfile.write(content)
-
-
-def _gone(connection):
-    """True when the client has given up waiting: on a busy machine an answer may come after its time-out."""
-    if not select.select([connection], [], [], 0)[0]:
-        return False
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except OSError:
-        return True
 
 
 def _refuse(request, status, code, reason):

@@ -102,7 +102,7 @@ class Live:
         retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
         assert self.ask(f"/flow_runs/{run}/set_state", retry)["status"] == "ACCEPT"
 
-    def end_of(self, run, seconds, settled_s=20.0):
+    def end_of(self, run, seconds, settled_s=90.0):
         """Wait for a final state that nothing restarts; return the run."""
         end, final_since = time.monotonic() + seconds, None
         while time.monotonic() < end:

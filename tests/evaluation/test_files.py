@@ -1,16 +1,32 @@
 """Files and folders are whole or absent, whatever dies in between."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from evaluation.errors import InputError
-from evaluation.files import PARTIAL, read_jsonl, sha256_file, whole_folder, write_json, write_jsonl, write_text
+from evaluation.files import (
+    PARTIAL,
+    append_jsonl,
+    read_jsonl,
+    sha256_file,
+    whole_folder,
+    write_json,
+    write_jsonl,
+    write_text,
+)
+from evaluation.records import Record
+
+
+class Row(Record):
+    number: int = 1
 
 
 def test_write_text_replaces_and_leaves_no_scrap(tmp_path: Path) -> None:
@@ -19,6 +35,17 @@ def test_write_text_replaces_and_leaves_no_scrap(tmp_path: Path) -> None:
     write_text(path, "zwei \u2028 \N{SNOWMAN}")
     assert path.read_text(encoding="utf-8") == "zwei \u2028 \N{SNOWMAN}"
     assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("write", [write_text, append_jsonl])
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path, write: Callable[..., None]) -> None:
+    path = tmp_path / "a.txt"
+    partial = tmp_path / f"a.txt.{os.getpid()}-{threading.get_ident()}{PARTIAL}"
+    for link in (path, partial):
+        link.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as told:
+        write(path, "x" if write is write_text else [Row()])
+    assert told.value.filename == str(path)
 
 
 def test_threads_writing_one_file_leave_one_whole_text(tmp_path: Path) -> None:

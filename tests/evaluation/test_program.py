@@ -98,6 +98,11 @@ def test_each_failure_has_its_exit_code_and_one_line(
     assert ("--debug" in err) == (code == 70)
 
 
+def test_of_a_copy_the_place_that_is_full_is_named() -> None:
+    error = OSError(errno.ENOSPC, "No space left on device", "/from", None, "/to")
+    assert str(as_ablation_error(error)).startswith("path=/to: No space left on device")
+
+
 def test_the_traceback_is_for_debug_only(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> int:
         raise RuntimeError("x\ny")

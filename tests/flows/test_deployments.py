@@ -59,6 +59,16 @@ def test_no_server_is_one_line(prefect_server):
     assert "Traceback" not in done.stderr
 
 
+def test_every_ablation_is_restarted_and_once_a_death():
+    from flows.experiments import FLOWS
+
+    (restart,) = yaml.safe_load((ROOT / "deployments/restart.yaml").read_text())["automations"]
+    trigger = restart["trigger"]
+    assert set(trigger["match_related"]["prefect.resource.name"]) == set(FLOWS.values())
+    assert (trigger["posture"], trigger["after"]) == ("Proactive", ["prefect.flow-run.Crashed"])
+    assert trigger["within"] >= 30  # by then a worker has told of the death a second time
+
+
 @pytest.mark.prefect
 def test_deploying_twice_makes_everything_once(deployed):
     again = deployed.run("flows.deploy")

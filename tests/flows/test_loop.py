@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import pytest
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
 from evaluation.files import whole_folder, write_json
 from evaluation.manifests import write_manifest
@@ -21,13 +23,10 @@ from training.folder import Result
 @dataclass
 class Handle:
     wrapped_future: LocalFuture
-
-    @property
-    def state(self):
-        return self.wrapped_future.exception()
+    state = None
 
     def wait(self):
-        self.wrapped_future.exception()
+        self.wrapped_future.result()
 
 
 @dataclass
@@ -38,6 +37,7 @@ class Crew:
     pause_s: float = 0.0
     diverge_at: dict = field(default_factory=dict)
     broken: set = field(default_factory=set)
+    passing: dict = field(default_factory=dict)
     done: list = field(default_factory=list)
     busy: dict = field(default_factory=lambda: {"train": 0, "score": 0})
     most: dict = field(default_factory=lambda: {"train": 0, "score": 0})
@@ -58,6 +58,8 @@ class Crew:
             try:
                 if (kind, *key) in self.broken:
                     raise RuntimeError("broken")
+                if error := self.passing.pop((kind, *key), None):
+                    raise error
                 action()
             finally:
                 with self.lock:
@@ -274,6 +276,48 @@ def test_patience_with_a_store_ends(make_work):
     outage.down = True
     with pytest.raises(ConnectionError, match="no route"):
         Loop(work, Crew(work).units(), 2, look_every_s=0.01, again_every_s=0.02, patience_s=0.1).run()
+
+
+def no_slot(cause):
+    """What a task with a tag ends with when the server cannot be asked for a slot."""
+    error = ConcurrencySlotAcquisitionError("Unable to acquire concurrency slots on ['tag:score']")
+    error.__cause__ = cause
+    return error
+
+
+def answered(status):
+    request = httpx.Request("POST", "http://server")
+    return httpx.HTTPStatusError(str(status), request=request, response=httpx.Response(status, request=request))
+
+
+AWAY = {
+    "no connection": httpx.ConnectError("All connection attempts failed"),
+    "no answer": httpx.ReadTimeout(""),
+    "busy": answered(503),
+    "no slot": no_slot(httpx.ConnectError("All connection attempts failed")),
+    "no slot, busy": no_slot(answered(503)),
+}
+
+
+@pytest.mark.parametrize("why", AWAY)
+def test_what_failed_for_want_of_the_server_is_submitted_again_whatever_it_is(make_work, why):
+    work = make_work()
+    name = work.cells[0].name
+    once = [("train", name), ("publish", name, 2), ("seal", name), ("score", name, 2), ("score", None, 0)]
+    crew = Crew(work, passing=dict.fromkeys(once, AWAY[why]))
+    run(work, crew, again_every_s=0.02)
+    assert work.missing() == []
+    assert not crew.passing
+    assert {unit: crew.done.count(unit) for unit in once} == dict.fromkeys(once, 2)
+
+
+@pytest.mark.parametrize("error", [answered(404), no_slot(answered(422)), no_slot(RuntimeError("other"))])
+def test_what_the_server_refuses_is_not_tried_again(make_work, error):
+    work = make_work()
+    crew = Crew(work, passing={("score", None, 0): error})
+    run(work, crew, again_every_s=0.02)
+    assert crew.done.count(("score", None, 0)) == 1
+    assert work.missing() == [f"{work.model.name}/global_step_0 (score)"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EACCES, None])

@@ -23,16 +23,16 @@ def ask(server, path, body):
 
 
 @pytest.fixture(scope="module")
-def pools(deployed, tmp_path_factory):
-    """The server with a worker in every pool; parents use the pools."""
+def pools(control_worker, tmp_path_factory):
+    """The server with a worker in every pool."""
     logs = tmp_path_factory.mktemp("workers")
     workers = []
     try:
-        for pool in ("control", "gpu", "eval"):
+        for pool in ("gpu", "eval"):
             argv = ("prefect", "worker", "start", "--pool", pool, "--name", f"pools-{pool}", "--limit", "2")
-            env = {"PREFECT_WORKER_QUERY_SECONDS": "1", "ABLATION_LAUNCHER": "deployment"}
-            workers.append(deployed.start(*argv, log=logs / f"{pool}.log", **env))
-        yield deployed
+            env = {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+            workers.append(control_worker.start(*argv, log=logs / f"{pool}.log", **env))
+        yield control_worker
     finally:
         for worker in workers:
             for what in (signal.SIGTERM, signal.SIGKILL):
@@ -42,12 +42,25 @@ def pools(deployed, tmp_path_factory):
                     worker.wait(20)
 
 
+def run_micro(server, runs):
+    """Run `micro`; whichever worker of `control` takes the parent, it uses the pools."""
+    launcher = 'env={"ABLATION_LAUNCHER": "deployment"}'
+    argv = ("lr-ablation/micro", "-p", f"runs={runs}", "--job-variable", launcher, "--watch")
+    done = server.run("prefect", "deployment", "run", *argv, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def runs_of(server, runs):
+    """Return the parents and children of a run folder; other tests use the same server."""
+    started = {"sort": "START_TIME_DESC", "flow_runs": {"start_time": {"is_null_": False}}}
+    return [r for r in ask(server, "/flow_runs/filter", started) if str(runs) in json.dumps(r["parameters"])]
+
+
 def test_micro_in_pools(pools, tmp_path, wait_for):
     wait_for(lambda: _online(pools) == {"control", "gpu", "eval"}, 300, "a worker in every pool")
     runs = tmp_path / "runs"
-    done = pools.run("prefect", "deployment", "run", "lr-ablation/micro", "-p", f"runs={runs}", "--watch", timeout=1800)
-    assert done.returncode == 0, done.stdout + done.stderr
-    children = ask(pools, "/flow_runs/filter", {})
+    run_micro(pools, runs)
+    children = runs_of(pools, runs)
     names = sorted(r["name"] for r in children if r["state_type"] == "COMPLETED")
     cells = [f"train {c}" for c in CELLS]
     scores = ["score toy step 0", *(f"score {c} step {s}" for c in CELLS for s in (2, 4))]
@@ -57,13 +70,13 @@ def test_micro_in_pools(pools, tmp_path, wait_for):
     assert parents.pop("lr-ablation micro") is None and any(parents.values())  # Prefect's links; nothing relies on them
     trained = next(r for r in children if r["name"] == cells[0])
     assert {"ablation", "cell", "micro", CELLS[0]} <= set(trained["tags"])
-    shown = {a["key"] for a in ask(pools, "/artifacts/latest/filter", {})}
+    ids = {r["id"] for r in children}
+    shown = {a["key"] for a in ask(pools, "/artifacts/latest/filter", {}) if a["flow_run_id"] in ids}
     named = {f"{kind}-{c.replace('_', '-')}" for c in CELLS for kind in ("progress", "folder")}
     assert named | {"scoring-toy-step-0", "micro-costs", "micro-report"} <= shown
 
-    again = pools.run("prefect", "deployment", "run", "lr-ablation/micro", "-p", f"runs={runs}", "--watch", timeout=600)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert len(ask(pools, "/flow_runs/filter", {})) == len(children) + 1
+    run_micro(pools, runs)
+    assert len(runs_of(pools, runs)) == len(children) + 1
 
 
 def _online(server):

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from conftest import SECRETS
 
 pytestmark = pytest.mark.prefect
 
@@ -94,6 +95,58 @@ def test_a_run_shows_what_it_does(control_worker, finished):
     said = "\n".join(e["message"] for e in logs)
     assert f"{CELLS[0]}: " in said and "step 4 of 4: reward" in said  # the trainer's own words
     assert "toy/global_step_0: 32 of 32 samples" in said  # the evaluation's
+
+
+def told_of(server, run):
+    """All that Prefect's API tells of a run, by kind."""
+    mine = {"any_": [run["id"]]}
+    tasks = ask(server, "/task_runs/filter", {"flow_runs": {"id": mine}})
+    states = [
+        f"/flow_run_states/?flow_run_id={run['id']}",
+        *(f"/task_run_states/?task_run_id={t['id']}" for t in tasks),
+    ]
+    logs, page = [], [None]
+    while page:
+        page = ask(
+            server, "/logs/filter", {"logs": {"flow_run_id": mine}, "offset": len(logs), "sort": "TIMESTAMP_ASC"}
+        )
+        logs += page
+    artifacts = ask(server, "/artifacts/filter", {"artifacts": {"flow_run_id": mine}})
+    found = {
+        "run": run,
+        "tasks": tasks,
+        "states": [ask(server, s) for s in states],
+        "logs": logs,
+        "artifacts": artifacts,
+    }
+    return {kind: json.dumps(what) for kind, what in found.items()}
+
+
+def test_no_secret_of_the_environment_is_told_or_written(control_worker, finished):
+    started = {"sort": "START_TIME_DESC", "flow_runs": {"start_time": {"is_null_": False}}}
+    run = next(r for r in ask(control_worker, "/flow_runs/filter", started) if r["parameters"]["runs"] == str(finished))
+    told = told_of(control_worker, run)
+    expected = {
+        "run": str(finished),
+        "tasks": "train toy",
+        "states": "COMPLETED",
+        "logs": "reward",
+        "artifacts": "progress-",
+    }
+    assert not {kind for kind, text in expected.items() if text not in told[kind]}  # so it would be seen
+    folders = (finished, Path(control_worker.env["PREFECT_HOME"]))
+    files = {str(p): p.read_bytes() for folder in folders for p in folder.rglob("*") if p.is_file()}
+    assert {p.rpartition("/")[2] for p in files} >= {
+        "prefect.db",
+        "server.log",
+        "worker.log",
+        "train.log",
+        "MANIFEST.json",
+    }
+    written = files | {kind: text.encode() for kind, text in told.items()}
+    assert not [
+        (name, what) for name, secret in SECRETS.items() for what in written if secret.encode() in written[what]
+    ]
 
 
 def test_a_failed_run_retried_redoes_only_what_is_missing(control_worker, finished, tmp_path, wait_for):
@@ -196,4 +249,4 @@ def test_a_killed_flow_is_restarted_by_the_automation(control_worker, tmp_path, 
     pids = wait_for(lambda: trainers(tmp_path), WATCH_S, "a trainer", 0.05)
     os.kill(parent_of(pids[0]), signal.SIGKILL)
     end = wait_for(lambda: state_of(control_worker, run, "COMPLETED", count=2), WATCH_S, "the restarted run")
-    assert end["run_count"] >= 2
+    assert end["run_count"] == 2  # once, though the worker tells of the death twice

@@ -1,5 +1,6 @@
 """The budget of an experiment: wall time counted over attempts, and cells that do not begin once it is spent."""
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 import pytest
 
 from evaluation.errors import IncompleteError, InputError
+from evaluation.files import write_json
 from tasks.cells import runtime_of, train
 from tasks.clock import Clock
 from tasks.progress import Board
@@ -44,12 +46,37 @@ def test_a_kill_loses_seconds_only(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline()
     end = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < end:
+    while _seconds(path) < 1 and time.monotonic() < end:
         time.sleep(0.05)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    assert 1 < json.loads(path.read_text())["seconds"] < 30
+    assert 1 < _seconds(path) < 30
+
+
+def _seconds(path):
+    return json.loads(path.read_text())["seconds"] if path.exists() else 0.0
+
+
+def test_a_disk_that_fills_up_stops_no_clock_and_one_that_is_full_is_told_at_once(tmp_path, monkeypatch):
+    def full(path, value):
+        if broken:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_json(path, value)
+
+    path, broken = tmp_path / "wall.json", False
+    monkeypatch.setattr("tasks.clock.EVERY_S", 0.02)
+    monkeypatch.setattr("tasks.clock.write_json", full)
+    with Clock(path, 10) as clock:
+        broken = True
+        time.sleep(0.2)
+        assert clock.thread.is_alive()
+        broken = False
+        time.sleep(0.2)
+    assert _seconds(path) == pytest.approx(60 * clock.minutes, abs=0.01)
+    broken = True
+    with pytest.raises(OSError, match="No space left"), Clock(path, 10):
+        raise AssertionError("went on")
 
 
 def test_a_damaged_note_is_named(tmp_path):

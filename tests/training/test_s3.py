@@ -232,6 +232,30 @@ def test_parts_of_a_killed_upload_are_swept(bucket, tmp_path):
     assert [u["Key"] for u in left] == ["a_cell/global_step_300/model.safetensors"]  # another folder's is not ours
 
 
+class LosesOneEnd(FaultyProxy):
+    """Loses one answer: that an upload in parts is complete. `parts` counts those that came."""
+
+    parts = 0
+
+    def _choose(self, request, body):
+        self.parts += request.command == "PUT" and "partNumber" in request.path
+        if request.command == "POST" and "uploadId" in request.path and not self.injected:
+            self.injected["lost"] += 1
+            return "lost"
+        return None
+
+
+def test_a_file_whose_last_answer_was_lost_is_not_sent_again(endpoint, bucket, tmp_path, monkeypatch):
+    content = random.Random(7).randbytes(2 * PART_BYTES + 1)
+    (tmp_path / "x").write_bytes(content)
+    proxy = LosesOneEnd(endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    S3Backend(bucket).put(tmp_path / "x", "x")
+    assert stored(bucket) == {"x": content}
+    proxy.close()
+    assert (proxy.injected["lost"], proxy.parts) == (1, 3)
+
+
 PUBLISHER = """
 import sys
 from pathlib import Path
@@ -311,9 +335,10 @@ def test_faults_lose_break_and_repeat_nothing(endpoint, bucket, tmp_path):
 
 
 @pytest.mark.campaign
-def test_five_hundred_faults(endpoint, bucket, tmp_path):
+def test_five_hundred_faults(endpoint, bucket, tmp_path, record_property):
     proxy = publish_under_fire(endpoint, bucket, tmp_path, faults=500, rounds=30, seed=2)
-    print(dict(proxy.injected), len(proxy.sent), "objects")
+    again = sum(n > 1 for n in proxy.sent.values())
+    record_property("figures", f"{proxy.injected.total()} faults, {len(proxy.sent)} objects, {again} sent again")
     assert sum(proxy.injected.values()) == 500
     assert set(proxy.injected) == set(FAULTS)
     assert all(n == 1 for n in proxy.sent.values()), [k for k, n in proxy.sent.items() if n > 1]
