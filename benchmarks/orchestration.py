@@ -8,7 +8,7 @@ and judges are the work; the flow and its Prefect server are the orchestration. 
     start         from the command to the first trainer: imports, the server's first start and its database
     orchestration CPU seconds of flow and server from there on, and their share of wall time from there on
     makespan      wall time from the first trainer to the end, beside max(critical path, CPU work / cores): the
-                  critical path is the longest cell's training, and the last checkpoint's evaluation behind it
+                  critical path is the steps of the longest cell (a bound from below: starts and scores left out)
     second run    the same command again
 """
 
@@ -121,7 +121,7 @@ def _kind(pid: int) -> str:
 
 
 def critical_path(folder: Path) -> float:
-    """Return the longest chain: a cell's steps one after the other."""
+    """Return the seconds of the longest cell's steps, one after the other."""
     longest = 0.0
     for log in folder.glob("*/logs/steps.jsonl"):
         longest = max(longest, sum(json.loads(line)["seconds"] for line in log.read_text().splitlines()))
