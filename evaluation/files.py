@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from evaluation.errors import InputError, MachineError
+from evaluation.program import naming
 
 PARTIAL = ".partial"
 """Suffix of everything half-written; readers skip it, writers may delete it."""
@@ -23,7 +24,7 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` so that a kill leaves the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}")
-    with partial.open("w", encoding="utf-8") as f:
+    with naming(path), partial.open("w", encoding="utf-8") as f:
         f.write(text)
         f.flush()
         os.fsync(f.fileno())
@@ -56,7 +57,7 @@ def _dumps(value: Any, indent: int | None = None) -> str:
 def append_jsonl(path: Path, rows: Iterable[BaseModel]) -> None:
     """Append rows in one write; a kill may cut the last line, which `read_jsonl` leaves out."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as f:
+    with naming(path), path.open("a", encoding="utf-8") as f:
         f.write(
             "".join(json.dumps(r.model_dump(mode="json"), ensure_ascii=False, allow_nan=False) + "\n" for r in rows)
         )
@@ -118,7 +119,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
+    with naming(path):
+        yield partial
     if path.exists():
         shutil.rmtree(path)
     partial.rename(path)

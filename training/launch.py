@@ -4,6 +4,11 @@ They are started by `accelerate launch`, with a configuration that is generated 
 exit code and last line are those of the process that failed first, as if there were only one.
 """
 
+if __name__ == "__main__":  # the imports below take a second
+    from evaluation.early import leave_on_signals
+
+    leave_on_signals()
+
 import argparse
 import logging
 import signal
