@@ -22,7 +22,8 @@ from evaluation.files import write_text
 from evaluation.program import INTERNAL, STOPPED, run_program
 from training.folder import CellFile, RunFolder, Runtime
 from training.processes import Told
-from training.run import read_folder, refuse_other, train
+from training.run import read_folder, train
+from training.started import refuse_other
 
 MOST_TELLING = (2, 3, 1, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, STOPPED, INTERNAL)
 """Codes that name a cause, then those of a killed process; the rest have only lost it, or were ended after it."""
