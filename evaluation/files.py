@@ -14,19 +14,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from evaluation.errors import InputError, MachineError
+from evaluation.program import naming
 
 PARTIAL = ".partial"
 """Suffix of everything half-written; readers skip it, writers may delete it."""
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name the file in errors that do not: a full disk is told by the handle, which knows no name."""
-    try:
-        yield
-    except OSError as e:
-        e.filename = e.filename or str(path)
-        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -128,7 +119,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
+    with naming(path):
+        yield partial
     if path.exists():
         shutil.rmtree(path)
     partial.rename(path)

@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import platform
+import re
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,6 +18,10 @@ from evaluation.records import Record
 
 MANIFEST = "MANIFEST.json"
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "evalplus", "prefect", "numpy", "vllm")
+
+
+_STEP = re.compile("(?:global_)?step_([0-9]+)")
+"""Folders that are named by the step they are of."""
 
 
 class Revisions(Record):
@@ -123,11 +128,17 @@ def parse_manifest(raw: bytes) -> Manifest | None:
 def is_complete(folder: Path) -> bool:
     """True when the manifest is there and the listing agrees in names and sizes (hashes are `verify`'s work)."""
     manifest = read_manifest(folder)
-    if manifest is None:
+    if manifest is None or _misnamed(folder, manifest):
         return False
     return {f.path: f.size_bytes for f in manifest.files} == {
         p.relative_to(folder).as_posix(): p.stat().st_size for p in list_files(folder)
     }
+
+
+def _misnamed(folder: Path, manifest: Manifest) -> bool:
+    """True for a folder that somebody has given the name of another step's."""
+    named = _STEP.fullmatch(folder.name)
+    return named is not None and manifest.global_step not in {None, int(named[1])}
 
 
 def damaged(folder: Path) -> str | None:
@@ -138,6 +149,8 @@ def damaged(folder: Path) -> str | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return f"{MANIFEST} is damaged" if (folder / MANIFEST).is_file() else None
+    if _misnamed(folder, manifest):
+        return f"it is of step {manifest.global_step} by its manifest"
     found = {p.relative_to(folder).as_posix(): p for p in list_files(folder)}
     listed = {f.path: f for f in manifest.files}
     for path in sorted({*found, *listed}):

@@ -7,15 +7,19 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from evaluation.early import STOPPED
 from evaluation.errors import AblationError, InputError, MachineError
 
-INTERNAL, STOPPED = 70, 75
+INTERNAL = 70
+UNNAMED = "?"
+"""The path of a failure that does not tell it."""
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -110,14 +114,34 @@ def as_ablation_error(error: Exception) -> AblationError | None:
     if isinstance(error, ValidationError):
         return explain(error)
     if isinstance(error, OSError) and error.errno in _MACHINE:
-        where = error.filename2 or error.filename or "?"  # of a copy, where it goes: that disk is full
+        where = error.filename2 or error.filename or UNNAMED  # of a copy, where it goes: that disk is full
         return MachineError("path", where, error.strerror or "refused", _MACHINE[error.errno])
     told = _OS_ERROR.search(str(error))  # of an extension module: its exceptions carry no number
     if told and int(told[2]) in _MACHINE:
-        return MachineError("path", "?", told[1], _MACHINE[int(told[2])])
+        return MachineError("path", UNNAMED, told[1], _MACHINE[int(told[2])])
     if any(words in str(error) for words in ("PytorchStreamWriter failed writing", "inline_container.cc")):
-        return MachineError("path", "?", "a file could not be written to its end", _MACHINE[errno.ENOSPC])
+        return MachineError("path", UNNAMED, "a file could not be written to its end", _MACHINE[errno.ENOSPC])
     return None
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let a failure of the disk say that it was `path`: a write to an open file does not, nor does an extension module.
+
+    Raises:
+        MachineError: an extension module's.
+        OSError: any other; it is the one that came.
+    """
+    try:
+        yield
+    except OSError as e:
+        e.filename = e.filename or str(path)
+        raise
+    except Exception as e:
+        known = as_ablation_error(e)
+        if isinstance(known, MachineError) and known.value == UNNAMED:
+            raise MachineError(known.field, path, known.reason, known.action) from e
+        raise
 
 
 def describe(error: BaseException) -> tuple[str, int]:
@@ -144,7 +168,8 @@ def run_program(main: Callable[[], int], *, debug: bool = False) -> int:
 def stop_on_sigterm() -> None:
     """Make SIGTERM an interrupt like Ctrl-C, so that every `finally` runs (main thread only)."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler)
 
 
 def tell(error: BaseException, *, debug: bool = False) -> tuple[str, int]:

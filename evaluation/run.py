@@ -5,6 +5,11 @@ are kept as they are drawn: a killed run goes on with the same samples, and what
 Exit codes: 0 every unit is scored; 1 a unit failed, or the judge failed on a sample; 2, 3, 75 as everywhere.
 """
 
+if __name__ == "__main__":  # the imports below take a second
+    from evaluation.early import leave_on_signals
+
+    leave_on_signals()
+
 import argparse
 import logging
 import sys

@@ -132,17 +132,17 @@ def runtime_of(work: Work, cell: Cell) -> Runtime:
 
 
 def fetch_resume(work: Work, cell: Cell) -> None:
-    """Take up another host's cell: where the store has a later resume state than this disk, fetch the newest."""
+    """Take up another host's cell, where the store has a later resume state than this disk; and rollouts lost here."""
     folder = work.folder(cell)
-    stored = work.store.numbered(f"{cell.name}/resume", "step_")
-    here = [s for s in folder.resumes() if is_complete(folder.resume(s))]
-    if not stored or (here and max(here) >= max(stored)):
+    step = max(work.store.numbered(f"{cell.name}/resume", "step_"), default=0)
+    here = max((s for s in folder.resumes() if is_complete(folder.resume(s))), default=0)
+    if step > here:
+        work.store.fetch(f"{cell.name}/resume/step_{step}", folder.resume(step))
+        folder.logs.mkdir(parents=True, exist_ok=True)
+        folder.steps_jsonl.write_bytes((folder.resume(step) / "steps.jsonl").read_bytes())
+        logger.info("%s: goes on from step %d, fetched from the store", cell.name, step)
+    if not max(step, here):
         return
-    step = max(stored)
-    work.store.fetch(f"{cell.name}/resume/step_{step}", folder.resume(step))
-    folder.logs.mkdir(parents=True, exist_ok=True)
-    folder.steps_jsonl.write_bytes((folder.resume(step) / "steps.jsonl").read_bytes())
     for name in work.store.backend.list(f"{cell.name}/rollouts"):
         if not (folder.rollouts / name).exists():
             work.store.backend.get(f"{cell.name}/rollouts/{name}", folder.rollouts / name)
-    logger.info("%s: goes on from step %d, fetched from the store", cell.name, step)

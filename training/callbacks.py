@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from evaluation.files import PARTIAL, read_jsonl, write_json, write_jsonl
 from evaluation.manifests import is_complete, write_manifest
+from evaluation.program import naming
 from training.cell import MODELS
 from training.exports import export_checkpoint
 from training.folder import CellFile, RunFolder
@@ -130,7 +131,7 @@ def line_of(step: int, row: dict[str, Any], grad_norm: float | None, seconds: fl
 
 def append_line(folder: RunFolder, line: dict[str, Any]) -> None:
     """Add a line to steps.jsonl."""
-    with folder.steps_jsonl.open("a", encoding="utf-8") as f:
+    with naming(folder.steps_jsonl), folder.steps_jsonl.open("a", encoding="utf-8") as f:
         f.write(json.dumps(line, allow_nan=False) + "\n")
 
 
@@ -181,8 +182,9 @@ def save_resume(trainer: "CellTrainer", save_trainer_state: Callable[[], None]) 
 
     trainer.processes.on_main(clear)
     trainer.args.output_dir = str(scratch)
-    trainer.processes.together(save_trainer_state)
-    trainer.processes.on_main(lambda: _complete(trainer, scratch, final))
+    with naming(final):
+        trainer.processes.together(save_trainer_state)
+        trainer.processes.on_main(lambda: _complete(trainer, scratch, final))
 
 
 def _complete(trainer: "CellTrainer", scratch: Path, final: Path) -> None:

@@ -38,6 +38,17 @@ class CellFile(Record):
         )
 
 
+class Began(Record):
+    """`began.json`: what was so when the first step was begun in this folder, for the starts that follow."""
+
+    schema_: Literal["began/1"] = Field(default="began/1", alias="schema")
+    identity: Identity
+    problems_sha256: str
+    """Of the file of training problems."""
+    after_step: int
+    """0, or the step of another folder's resume state: what it logged before is in that state, its rollouts are not."""
+
+
 class Receipt(Record):
     """`global_step_N.published.json`: where a checkpoint is whose copy in the run directory was removed."""
 
@@ -112,9 +123,9 @@ class RunFolder:
         return self.root / "runtime.json"
 
     @property
-    def problems_json(self) -> Path:
-        """Hash of the problems that the cell began with."""
-        return self.root / "problems.json"
+    def began_json(self) -> Path:
+        """Whose training began here, with which problems."""
+        return self.root / "began.json"
 
     @property
     def accelerate_yaml(self) -> Path:
@@ -166,18 +177,18 @@ class RunFolder:
         """Steps with a whole checkpoint (a manifest), ascending by number."""
         return numbered(self.root, "global_step_")
 
-    def resumes(self) -> list[int]:
-        """Steps with a whole resume state, ascending by number."""
-        return numbered(self.root / "resume", "step_")
+    def resumes(self, *, whole: bool = True) -> list[int]:
+        """Steps with a whole resume state, ascending by number; or with any."""
+        return numbered(self.root / "resume", "step_", whole=whole)
 
 
-def numbered(folder: Path, prefix: str) -> list[int]:
-    """Return the N of every `<prefix>N` folder that has a manifest, in numeric order."""
+def numbered(folder: Path, prefix: str, *, whole: bool = True) -> list[int]:
+    """Return the N of every `<prefix>N` folder that has a manifest, or of every one, in numeric order."""
     if not folder.is_dir():
         return []
     pattern = re.compile(re.escape(prefix) + "(0|[1-9][0-9]*)")
     found = (pattern.fullmatch(p.name) for p in folder.iterdir() if not p.name.endswith(PARTIAL))
-    return sorted(int(m[1]) for m in found if m and (folder / m[0] / MANIFEST).is_file())
+    return sorted(int(m[1]) for m in found if m and (not whole or (folder / m[0] / MANIFEST).is_file()))
 
 
 class Result(Record):

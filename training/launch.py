@@ -4,6 +4,11 @@ They are started by `accelerate launch`, with a configuration that is generated 
 exit code and last line are those of the process that failed first, as if there were only one.
 """
 
+if __name__ == "__main__":  # the imports below take a second
+    from evaluation.early import leave_on_signals
+
+    leave_on_signals()
+
 import argparse
 import logging
 import signal
@@ -17,7 +22,8 @@ from evaluation.files import write_text
 from evaluation.program import INTERNAL, STOPPED, run_program
 from training.folder import CellFile, RunFolder, Runtime
 from training.processes import Told
-from training.run import read_folder, refuse_other, train
+from training.run import read_folder, train
+from training.started import refuse_other
 
 MOST_TELLING = (2, 3, 1, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, STOPPED, INTERNAL)
 """Codes that name a cause, then those of a killed process; the rest have only lost it, or were ended after it."""

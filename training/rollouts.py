@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from evaluation.files import PARTIAL
 from evaluation.generation import Completion, NonFiniteLogits, row_seed, sample
+from evaluation.program import naming
 from evaluation.prompts import PromptSpec, stopped
 from evaluation.records import Outcome
 from training.grpo import Grpo
@@ -163,5 +164,6 @@ def write_rollouts(path: Path, rollouts: Sequence[Rollout]) -> None:
     """Write one step's rollouts, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + PARTIAL)
-    pd.DataFrame([vars(r) for r in rollouts]).to_parquet(partial, index=False)
+    with naming(path):
+        pd.DataFrame([vars(r) for r in rollouts]).to_parquet(partial, index=False)
     partial.replace(path)

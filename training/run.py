@@ -5,17 +5,20 @@ diverged), 1 the judge failed on a rollout, 2 the input is wrong, 3 the machine 
 or at the end of its time, with every whole step saved.
 """
 
+if __name__ == "__main__":  # the imports below take a second
+    from evaluation.early import leave_on_signals
+
+    leave_on_signals()
+
 import argparse
-import json
 import logging
 import math
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from evaluation.errors import IncompleteError, InputError, MachineError, Stopped
-from evaluation.files import read_jsonl, sha256_file, write_json
-from evaluation.manifests import MANIFEST, damaged, is_complete, read_manifest, write_manifest
+from evaluation.errors import InputError, MachineError, Stopped
+from evaluation.files import read_jsonl, write_json
 from evaluation.problems import read_problems
 from evaluation.program import read_record, run_program
 from evaluation.prompts import check
@@ -25,6 +28,7 @@ from training.folder import CellFile, Result, RunFolder, Runtime
 from training.processes import Processes, join
 from training.reporters import refuse_absent
 from training.signs import find_signs
+from training.started import begin, close, newest_resume, refuse_damaged, refuse_other, refuse_other_problems
 
 logger = logging.getLogger("training")
 
@@ -46,18 +50,17 @@ def train(folder: RunFolder) -> int:
     """Bring the cell to its end, from wherever it is."""
     cell_file, runtime = read_folder(folder)
     refuse_other(folder, cell_file)
-    processes = Processes()
-    if folder.result_json.exists():
-        refuse_damaged(folder)
-    else:
-        processes = join(runtime)
-        with processes.reporting():
-            if cell_file.cell.backend == "tinker":
-                _train_on_service(folder, cell_file, runtime)
-            else:
-                _train(folder, cell_file, runtime, processes)
-    if processes.main:
-        close(folder, cell_file)
+    ended = folder.result_json.exists()
+    processes = Processes() if ended else join(runtime)
+    with processes.reporting():
+        if ended:
+            refuse_damaged(folder)
+        elif cell_file.cell.backend == "tinker":
+            _train_on_service(folder, cell_file, runtime)
+        else:
+            _train(folder, cell_file, runtime, processes)
+        if processes.main:
+            close(folder, cell_file)
     processes.leave()
     return 0
 
@@ -88,20 +91,6 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
     return cell_file, runtime
 
 
-def refuse_other(folder: RunFolder, cell_file: CellFile) -> None:
-    """Refuse a folder that another configuration, split, prompt or revision has trained in.
-
-    Raises:
-        InputError: with the fields that differ.
-    """
-    parts = [*map(folder.resume, folder.resumes()), *map(folder.checkpoint, folder.checkpoints())]
-    for part in (*parts, folder.logs, folder.rollouts):
-        found = read_manifest(part)
-        if found is not None and found.fingerprint != cell_file.identity.fingerprint:
-            difference = "; ".join(cell_file.identity.differences(found)[:4])
-            raise InputError("cell", part, f"holds another run ({difference})", "use another --runs folder")
-
-
 def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: Processes) -> None:
     import torch
     from transformers import logging as transformers_logging
@@ -124,11 +113,14 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
 
             processes.on_main(lambda: make_checkpoint(folder, cell_file, model, tokenizer, step))
         if step >= cell.steps:
+            from training.callbacks import rewind
+
+            processes.on_main(lambda: rewind(folder, step))
             _end(folder, processes, cell, "finished", cell.steps)
             return
-    problems = _problems(folder, cell, runtime, processes)
+    problems = _problems(folder, cell, runtime)
     with open_judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
-        _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, resume)
+        _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, step)
 
 
 def _train_on_service(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
@@ -137,9 +129,10 @@ def _train_on_service(folder: RunFolder, cell_file: CellFile, runtime: Runtime) 
     from training.tinker_run import ServiceCell
 
     cell, step = cell_file.cell, newest_resume(folder)
-    problems = _problems(folder, cell, runtime, Processes())
+    problems = _problems(folder, cell, runtime)
     with open_judge(problems, suites="reward", workers=runtime.judge_workers, caged=runtime.caged) as judge:
         try:
+            begin(folder, cell_file, Path(runtime.problems_path), step or 0)
             ServiceCell(folder, cell_file, runtime, problems, judge).train(step)
         except Diverged as diverged:
             _end_diverged(folder, Processes(), cell, diverged.step, diverged.what)
@@ -147,37 +140,19 @@ def _train_on_service(folder: RunFolder, cell_file: CellFile, runtime: Runtime) 
     _end(folder, Processes(), cell, "finished", cell.steps)
 
 
-def _problems(folder: RunFolder, cell: Cell, runtime: Runtime, processes: Processes) -> list[Problem]:
+def _problems(folder: RunFolder, cell: Cell, runtime: Runtime) -> list[Problem]:
     """Return the training problems, the ones that the cell began with.
 
     Raises:
         InputError: they are others, or fewer than those of a step.
     """
-    problems, found = read_problems(Path(runtime.problems_path)), sha256_file(Path(runtime.problems_path))
-
-    def note() -> None:
-        if not folder.problems_json.is_file():
-            write_json(folder.problems_json, {"schema": "problems/1", "sha256": found})
-
-    processes.on_main(note)
-    began = json.loads(folder.problems_json.read_text(encoding="utf-8"))["sha256"]
-    if began != found:
-        reason = f"is not what this cell began with (sha256 {found[:12]} -> {began[:12]})"
-        raise InputError("problems_path", runtime.problems_path, reason, "restore it, or use another --runs folder")
+    path = Path(runtime.problems_path)
+    problems = read_problems(path)
+    refuse_other_problems(folder, path)
     if len(problems) < cell.grpo.prompts_per_step:
         reason = f"has {len(problems)} problems, fewer than the {cell.grpo.prompts_per_step} of a step"
-        raise InputError("problems_path", runtime.problems_path, reason, "use the whole split")
+        raise InputError("problems_path", path, reason, "use the whole split")
     return problems
-
-
-def newest_resume(folder: RunFolder) -> int | None:
-    """Return the step of the newest whole resume state, by number; a damaged one is passed over with a warning."""
-    for step in reversed(folder.resumes()):
-        difference = damaged(folder.resume(step))
-        if difference is None:
-            return step
-        logger.warning("%s is passed over: %s", folder.resume(step), difference)
-    return None
 
 
 def load_policy(cell_file: CellFile, runtime: Runtime, resume: Path | None) -> tuple[Any, Any]:
@@ -234,9 +209,9 @@ def _steps(
     judge: Any,
     model: Any,
     tokenizer: Any,
-    resume: Path | None,
+    step: int | None,
 ) -> None:
-    """Run the trainer; a divergence is a result, a signal is an exit."""
+    """Run the trainer from the resume state of `step` on; a divergence is a result, a signal is an exit."""
     from evaluation.generation import NonFiniteLogits
     from training.callbacks import Diverged, StepLog
     from training.guard import Guard
@@ -257,8 +232,10 @@ def _steps(
     )
     log.trainer = guard.trainer = trainer
     guard.processes, trainer.break_off = trainer.processes, guard.break_off
+    resume = None if step is None else folder.resume(step)
     if resume is not None:
         trainer.restore(resume)
+    trainer.processes.on_main(lambda: begin(folder, cell_file, Path(runtime.problems_path), step or 0))
     guard.install()
     with Watchers(trainer) as log.watchers:
         try:
@@ -304,24 +281,6 @@ def _end(
         write_json(folder.result_json, Result(end=end, last_step=last_step, onset_step=onset_step, signs=signs))
 
     processes.on_main(write)
-
-
-def refuse_damaged(folder: RunFolder) -> None:
-    """Raise IncompleteError where somebody has changed the sealed records of an ended cell."""
-    for part in (folder.logs, folder.rollouts):
-        if (part / MANIFEST).is_file() and (difference := damaged(part)):
-            raise IncompleteError(
-                f"folder={part}: {difference}; restore it, or remove the cell's folder to train it again"
-            )
-
-
-def close(folder: RunFolder, cell_file: CellFile) -> None:
-    """Seal logs and rollouts with their manifests."""
-    identity = cell_file.identity
-    for path, kind in ((folder.logs, "logs"), (folder.rollouts, "rollouts")):
-        if path.is_dir() and not is_complete(path):
-            write_manifest(path, kind, identity.provenance(cell_file.cell.name))
-    logger.info("%s has ended", cell_file.cell.name)
 
 
 if __name__ == "__main__":

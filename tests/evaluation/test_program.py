@@ -3,12 +3,13 @@
 import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import Field, ValidationError, field_validator
 
 from evaluation.errors import IncompleteError, InputError, MachineError, Stopped
-from evaluation.program import as_ablation_error, describe, explain, run_program, shorten
+from evaluation.program import as_ablation_error, describe, explain, naming, run_program, shorten
 from evaluation.protocol import Protocol
 from evaluation.records import Record
 
@@ -101,6 +102,34 @@ def test_each_failure_has_its_exit_code_and_one_line(
 def test_of_a_copy_the_place_that_is_full_is_named() -> None:
     error = OSError(errno.ENOSPC, "No space left on device", "/from", None, "/to")
     assert str(as_ablation_error(error)).startswith("path=/to: No space left on device")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        ValueError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/3"),
+    ],
+)
+def test_a_failure_of_the_disk_that_names_no_file_gets_the_one_at_hand(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(error) if isinstance(error, OSError) else MachineError) as caught, naming(tmp_path / "x"):
+        raise error
+    line, code = describe(caught.value)
+    assert line.startswith(f"path={tmp_path / 'x'}: ") and line.endswith("; free space, or choose another place")
+    assert code == 3
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "full", "/its/own"), KeyError("x"), InputError("a", 1, "b", "c")]
+)
+def test_what_names_its_own_file_or_is_no_failure_of_the_disk_stays_as_it_is(error: Exception) -> None:
+    before = describe(error)
+    with pytest.raises(type(error)) as caught, naming(Path("/at/hand")):
+        raise error
+    assert caught.value is error
+    assert describe(error) == before
 
 
 def test_the_traceback_is_for_debug_only(capsys: pytest.CaptureFixture[str]) -> None:

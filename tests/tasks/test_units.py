@@ -144,6 +144,11 @@ def test_another_host_goes_on_from_the_stored_resume_state(make_work, tmp_path):
     train_to(work, cell, 3)
     fetch_resume(work, cell)  # this disk is further now: nothing is fetched over it
     assert len(folder.steps_jsonl.read_text().splitlines()) == 3
+    lost, kept = folder.rollout(1), folder.rollout(2)
+    before = lost.read_bytes(), kept.stat().st_mtime_ns
+    lost.unlink()
+    fetch_resume(work, cell)  # but what it has lost since: without it the records could not be sealed
+    assert (lost.read_bytes(), kept.stat().st_mtime_ns) == before
 
 
 def test_a_checkpoint_whose_bytes_changed_on_this_disk_is_scored_from_the_store(make_work, caplog):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from evaluation.files import read_jsonl, write_json, write_jsonl
-from evaluation.manifests import Provenance, write_manifest
+from evaluation.manifests import Provenance, is_complete, write_manifest
 from training.callbacks import drop_old_resumes, rewind
 from training.folder import RunFolder
 from training.guard import Guard
-from training.run import newest_resume
+from training.started import newest_resume
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def lines(*steps: int) -> list[dict[str, Any]]:
 def save(folder: RunFolder, step: int, whole: bool = True) -> None:
     write_json(folder.resume(step) / "cell_state.json", {"global_step": step})
     write_jsonl(folder.resume(step) / "steps.jsonl", lines(*range(1, step + 1)))
-    write_manifest(folder.resume(step), "resume", Provenance())
+    write_manifest(folder.resume(step), "resume", Provenance(global_step=step))
     if not whole:
         (folder.resume(step) / "cell_state.json").write_text("")
 
@@ -86,6 +87,42 @@ def test_a_state_whose_bytes_have_changed_is_passed_over(folder: RunFolder, capl
     path.write_bytes(bytes(path.stat().st_size))
     assert newest_resume(folder) == 30
     assert f"{path.name} has other bytes than its manifest says" in caplog.text
+
+
+def test_a_state_under_the_name_of_another_step_is_passed_over(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is it kept for one of the newest, or given to the store."""
+    for step in (30, 60):
+        save(folder, step)
+    shutil.copytree(folder.resume(30), folder.resume(90))
+    assert newest_resume(folder) == 60
+    assert f"{folder.resume(90)} is passed over: it is of step 30 by its manifest" in caplog.text
+    assert not is_complete(folder.resume(90))
+    save(folder, 120)
+    drop_old_resumes(folder, 120, 2)
+    assert folder.resumes() == [60, 120]
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_none(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.checkpoint(30).mkdir()
+    write_manifest(folder.checkpoint(30), "checkpoint", Provenance(global_step=30))
+    assert is_complete(folder.checkpoint(30))
+    folder.checkpoint(30).rename(folder.checkpoint(60))
+    assert not is_complete(folder.checkpoint(60))
+    folder.checkpoint(60).rename(tmp_path / "mine")  # a name that says nothing says nothing wrong
+    assert is_complete(tmp_path / "mine")
+
+
+def test_a_folder_without_a_manifest_is_passed_over_with_a_warning(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CHECKPOINT-095."""
+    save(folder, 120)
+    folder.resume(1000).mkdir()
+    assert newest_resume(folder) == 120
+    assert f"{folder.resume(1000)} is passed over: has no MANIFEST.json" in caplog.text
 
 
 @pytest.mark.parametrize(("every", "due"), [(None, [4, 8]), (3, [3, 4, 6, 8]), (1, [1, 2, 3, 4, 5, 6, 7, 8])])

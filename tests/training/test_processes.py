@@ -27,7 +27,8 @@ from training.folder import RunFolder, Runtime
 from training.grpo import Grpo
 from training.launch import accelerate_config, as_one, check_devices
 from training.processes import Processes
-from training.run import main, newest_resume, read_folder
+from training.run import main, read_folder
+from training.started import newest_resume
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}

@@ -284,6 +284,23 @@ def test_a_folder_of_another_configuration_is_refused_with_the_difference(
     assert "Traceback" not in done.stderr
 
 
+def test_a_folder_of_another_configuration_is_refused_before_its_first_resume_state_too(
+    make_run: Callable[..., RunFolder], start: Start, train_to_end: Train, tmp_path: Path
+) -> None:
+    """And what the other run has left is left alone."""
+    folder = make_run(tmp_path / "run", arm=ARM)
+    assert wait_and_send(start(folder.root), folder.rollout(1), signal.SIGKILL) == -signal.SIGKILL
+    assert folder.resumes() == []
+    cell = json.loads(folder.cell_json.read_text())
+    cell["cell"]["seed"] = 7
+    folder.cell_json.write_text(json.dumps(cell))
+    before = {p: p.stat().st_mtime_ns for p in folder.root.rglob("*")}
+    done = train_to_end(folder.root)
+    assert done.returncode == 2
+    assert "cell_config.seed: 7 -> 0" in done.stderr
+    assert {p: p.stat().st_mtime_ns for p in folder.root.rglob("*")} == before
+
+
 def test_what_is_never_hashed_may_change_between_starts(uninterrupted: RunFolder) -> None:
     """Manifests carry the identity, not where it ran."""
     found = read_manifest(uninterrupted.checkpoint(6))

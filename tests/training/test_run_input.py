@@ -1,6 +1,7 @@
 """What is wrong with a run directory or a machine is one line and an exit code, before anything heavy starts."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -13,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from training.folder import CellFile, RunFolder
-from training.run import close, main
+from evaluation.files import write_json, write_jsonl
+from evaluation.manifests import is_complete
+from training.folder import CellFile, Result, RunFolder
+from training.run import main, read_folder
+from training.started import begin, close
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_LINE = re.compile(r"error: [\w.]+=.*: .+; .+\n")
@@ -52,6 +56,12 @@ def refusal(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int,
     assert not folder.logs.exists()
     assert not folder.rollouts.exists()
     return code, err
+
+
+def claim(folder: RunFolder) -> None:
+    """Note, as the trainer does before its first step, whose the folder is."""
+    cell_file, runtime = read_folder(folder)
+    begin(folder, cell_file, Path(runtime.problems_path), 0)
 
 
 def put(*path: str, value: Any) -> Edit:
@@ -202,10 +212,36 @@ def test_the_program_itself_says_it_once_and_fast_and_debug_shows_the_traceback(
 
 
 def test_other_problems_than_the_cell_began_with_are_refused(folder: RunFolder, capsys: Any) -> None:
-    folder.problems_json.write_text(json.dumps({"schema": "problems/1", "sha256": "0" * 64}))
+    claim(folder)
+    with Path(json.loads(folder.runtime_json.read_text())["problems_path"]).open("a") as problems:
+        problems.write("\n")
     code, err = refusal(folder, capsys)
     assert code == 2
     assert "problems_path=" in err and "is not what this cell began with" in err
+
+
+def test_a_folder_in_which_another_cell_has_begun_is_refused_with_the_difference(
+    folder: RunFolder, capsys: Any
+) -> None:
+    """Killed before its first resume state it has left no manifest."""
+    claim(folder)
+    change(folder.cell_json, put("cell", "seed", value=7))
+    code, err = refusal(folder, capsys)
+    assert code == 2
+    assert f"cell={folder.began_json}: holds another run (cell_config.seed: 7 -> 0); use another" in err
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"schema": "began/1"}'])
+def test_a_garbled_note_of_the_beginning_is_named(folder: RunFolder, capsys: Any, content: str) -> None:
+    folder.began_json.write_text(content)
+    assert refusal(folder, capsys)[0] == 2
+
+
+def test_a_start_that_was_refused_claims_nothing(make_run: Make, tmp_path: Path, capsys: Any) -> None:
+    """Otherwise the right file of problems would be refused after the wrong one."""
+    folder = make_run(tmp_path / "run", num_problems=3)
+    assert refusal(folder, capsys)[0] == 2
+    assert not folder.began_json.exists()
 
 
 def test_a_problem_that_is_there_twice_is_refused(folder: RunFolder, tmp_path: Path, capsys: Any) -> None:
@@ -225,11 +261,86 @@ def test_a_device_that_is_none_is_refused(folder: RunFolder, capsys: Any, device
 
 def test_records_that_changed_after_the_end_are_not_sealed_anew(folder: RunFolder) -> None:
     folder.logs.mkdir()
-    ended = {"schema": "result/1", "end": "finished", "last_step": 2, "onset_step": None}
+    ended = {"schema": "result/1", "end": "finished", "last_step": 1, "onset_step": None}
     folder.result_json.write_text(json.dumps(ended))
-    folder.steps_jsonl.write_text("{}\n")
+    folder.steps_jsonl.write_text('{"global_step": 1}\n')
     close(folder, CellFile.model_validate_json(folder.cell_json.read_text()))
     before = (folder.logs / "MANIFEST.json").read_text()
     folder.steps_jsonl.write_text("")
     assert main([str(folder.root)]) == 1
     assert (folder.logs / "MANIFEST.json").read_text() == before
+
+
+@pytest.mark.parametrize("end", ["finished", "diverged"])
+@pytest.mark.parametrize(
+    "lost", ["rollouts", "step_000001", "step_000003", "step_000005", "steps.jsonl", "line 2", "line 6"]
+)
+def test_records_that_lost_a_step_before_they_were_sealed_are_not_sealed(
+    folder: RunFolder, capsys: Any, lost: str, end: str
+) -> None:
+    """Killed between its result and its manifests; what went since would be missing from a whole folder."""
+    ended(folder, end)
+    if lost == "rollouts":
+        shutil.rmtree(folder.rollouts)
+    elif lost == "steps.jsonl":
+        folder.steps_jsonl.unlink()
+    elif lost.startswith("line"):
+        lines = folder.steps_jsonl.read_text().splitlines(keepends=True)
+        del lines[int(lost.split()[1]) - 1]
+        folder.steps_jsonl.write_text("".join(lines))
+    else:
+        (folder.rollouts / f"{lost}.parquet").unlink()
+    for _ in range(2):
+        assert main([str(folder.root)]) == 1
+        err = capsys.readouterr().err
+        assert ONE_LINE.fullmatch(err)
+        assert "restore it, or remove the cell's folder" in err
+        assert not (folder.logs / "MANIFEST.json").exists() and not (folder.rollouts / "MANIFEST.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "after", "lacking"), [("finished", 4, (1, 4)), ("diverged", 0, (6,)), ("finished", 0, ())]
+)
+def test_records_that_were_never_here_are_no_loss(
+    folder: RunFolder, end: str, after: int, lacking: tuple[int, ...]
+) -> None:
+    """Those before another folder's resume state, and those of a step that broke off in sampling."""
+    ended(folder, end, after)
+    for step in lacking:
+        folder.rollout(step).unlink()
+    assert main([str(folder.root)]) == 0
+    assert is_complete(folder.logs) and is_complete(folder.rollouts)
+
+
+def ended(folder: RunFolder, end: str, after: int = 0) -> None:
+    """Leave the records of six steps, as a cell has them when it has ended and sealed nothing yet."""
+    cell_file, runtime = read_folder(folder)
+    begin(folder, cell_file, Path(runtime.problems_path), after)
+    write_jsonl(folder.steps_jsonl, ({"global_step": s} for s in range(1, 7)))
+    onset = 6 if end == "diverged" else None
+    write_json(folder.result_json, Result.model_validate({"end": end, "last_step": 6, "onset_step": onset}))
+    folder.rollouts.mkdir()
+    for step in range(1, 7):
+        folder.rollout(step).write_bytes(b"rows")
+
+
+KILLED_WHILE_IMPORTING = """
+import os, signal, time
+os.kill(os.getpid(), signal.{})
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("what", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("module", ["training.run", "training.launch", "evaluation.run"])
+def test_a_signal_while_the_program_is_still_imported_is_a_stop(
+    folder: RunFolder, tmp_path: Path, module: str, what: str
+) -> None:
+    """Not a death by signal, and no traceback: the first import of another's package is made to send it."""
+    (tmp_path / "pydantic.py").write_text(KILLED_WHILE_IMPORTING.format(what))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", module, str(folder.root)], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 75
+    assert ONE_LINE.fullmatch(done.stderr)
