@@ -59,6 +59,19 @@ def test_no_server_is_one_line(prefect_server):
     assert "Traceback" not in done.stderr
 
 
+def test_a_living_run_is_never_taken_for_lost_however_it_was_started_nor_another_s():
+    from prefect.utilities.importtools import import_object
+
+    from tasks.settings import PREFECT_DEFAULTS
+
+    (lost,) = yaml.safe_load((ROOT / "deployments/automations.yaml").read_text())["automations"]
+    every = {d["work_pool"]["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] for d in FILE["deployments"]}
+    assert every == {PREFECT_DEFAULTS["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]} == {"30"}
+    assert lost["trigger"]["within"] >= 3 * 30
+    named = lost["trigger"]["match_related"]["prefect.resource.name"]
+    assert set(named) == {import_object(d["entrypoint"]).name for d in FILE["deployments"]}
+
+
 def test_every_ablation_is_restarted_and_once_a_death():
     from flows.experiments import FLOWS
 

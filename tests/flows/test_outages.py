@@ -78,7 +78,7 @@ def kill(live, victim, run, flow, runs):
     with contextlib.suppress(ProcessLookupError):
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
-            return victim
+            return None if _over(live, run) else victim  # a flow's process outlives its Completed by seconds
     return None
 
 
