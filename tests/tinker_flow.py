@@ -1,4 +1,4 @@
-"""`ablation` with the full experiment's miniature in its place: `python -m tests.tinker_flow run score_centering ...`.
+"""`ablation` with the full experiment's miniature in its place: `python -m tinker_flow run score_centering ...`.
 
 Sizes, rates and problems are the tests'; objective, arms, adapters and rule are those of `score_centering`.
 """

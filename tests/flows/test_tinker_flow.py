@@ -35,19 +35,21 @@ def service(tmp_path):
 @pytest.mark.slow
 def test_killed_in_its_middle_it_goes_on_to_a_whole_report(prefect_server, service, tmp_path, wait_for):
     runs, log = tmp_path / "runs", tmp_path / "log"
-    key = {"TINKER_BASE_URL": service.url, "TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
-    words = ("tests.tinker_flow", "run", "score_centering", "--backend", "tinker", "--runs", str(runs), "--json")
+    env = {"TINKER_BASE_URL": service.url, "TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
+    env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
+    words = ("tinker_flow", "run", "score_centering", "--backend", "tinker", "--runs", str(runs), "--json")
 
-    first = prefect_server.start(*words, log=log, **key)
+    first = prefect_server.start(*words, log=log, **env)
     third = [runs / name / "rollouts" / "step_000003.parquet" for name in CELLS]
     wait_for(lambda: any(p.exists() for p in third) or first.poll() is not None, PATIENCE_S, "a third step", 0.02)
     assert first.poll() is None, log.read_text()
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    whole = {p: p.read_bytes() for p in (runs / "store").rglob("MANIFEST.json") if "resume" not in p.parts}
+    found = (runs / "store").rglob("MANIFEST.json")
+    whole = {p: p.read_bytes() for p in found if not {"resume", "reports"} & {*p.parts}}
 
     service.faults += [("/optim_step", 503), ("/asample", 429), ("/create_session", 500)]
-    second = prefect_server.start(*words, log=tmp_path / "second", **key)
+    second = prefect_server.start(*words, log=tmp_path / "second", **env)
     assert second.wait(PATIENCE_S) == 0, (tmp_path / "second").read_text()
     answer = json.loads((tmp_path / "second").read_text().splitlines()[-1])
     assert answer["completed"] and [*answer["cells"]] == CELLS
