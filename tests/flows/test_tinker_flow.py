@@ -62,9 +62,8 @@ def test_killed_in_its_middle_it_goes_on_to_a_whole_report(prefect_server, servi
         assert [s["global_step"] for s in steps] == [1, 2, 3, 4]
         assert (steps[0]["sampler"]["head_mass"] is not None) == ("center" in name)
         assert "Traceback" not in (runs / name / "train.log").read_text()
-    assert len(service.ends) == 2 and {*service.ends.values()} == {
-        "success"
-    }  # of the second time; the first was killed
+    *killed, last, end = service.ends.values()  # a killed flow's trainers are told to stop, and may get to say so
+    assert (last, end) == ("success", "success") and {*killed} <= {"interrupted"}
 
     report = runs / "store/reports/score_centering"
     finding, result = (json.loads((report / f"{n}.json").read_text()) for n in ("finding", "result"))
