@@ -31,7 +31,7 @@ _OPERATORS = re.compile(r"\\(?:times|cdot|div|pm|sqrt|pi)\b|\d\s*[\^\u00b2\u00b3
 _REASONS = r"as|at|after|because|by|for|from|if|in|on|over|per|since|than|when|which|with"
 _CLAUSE = re.compile(rf"(?<=\d)(\D*?)\b(?:{_REASONS})\b.*", re.IGNORECASE)
 _STEP = re.compile(r"\b(?:case|method|option|part|problem|question|step)\s*\d+", re.IGNORECASE)
-_TOKEN = re.compile(r"(?<![\w^.])-?\+?(?:\d+\s+(?=\d+/\d))?[\d.]*\d(?:[\d.,:/]*\d)?(?:e[-+]?\d{1,2}(?!\w))?", re.I)
+_TOKEN = re.compile(r"(?<![\w^.])-?\+?(?:\d+\s+(?=\d+/\d))?[\d.]*\d(?:[\d.,:/]*\d)?(?:e[-+]?\d+(?!\w))?", re.I)
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)(?:(?P<mixed>\d+)\s+)?(?P<whole>\d{1,3}(?:,\d{3})+|\d*)(?P<decimals>\.\d+)?"
     r"(?:e(?P<exponent>[-+]?\d{1,2}))?(?:/(?P<below>\d+))?",

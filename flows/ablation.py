@@ -23,7 +23,7 @@ from tasks.cells import train_cell
 from tasks.checkpoints import publish_checkpoint, publish_records
 from tasks.clock import Clock
 from tasks.costs import Planned, show_costs
-from tasks.data import audit, check_machine, resolve_model, split
+from tasks.data import audit, check_machine, check_service, resolve_model, split
 from tasks.launch import STOPPING, locked
 from tasks.progress import Board
 from tasks.registration import register
@@ -105,6 +105,7 @@ def run_ablation(parameters: Parameters, board: Board) -> Outcome:
         with alone(runs):
             if remote:
                 check_workers(parameters.experiment, parameters.grid)
+            check_service(parameters.grid, settings())
             clock = Clock(runs / "wall.json", parameters.spec.budget_minutes)
             parameters = parameters.replace(end_by=clock.end_by)
             work = prepare_work(parameters, store, runs)
@@ -204,7 +205,7 @@ def prepare_work(parameters: Parameters, store: Store, runs: Path, *, here: bool
 def slots(work: Work) -> int:
     """Return how many cells this machine serves at a time: one a core, or what GPUs there are but one that scores."""
     here = settings()
-    return max(1, (len(here.gpus) - 1) // here.gpus_per_cell if work.needs_gpu else here.cores)
+    return max(1, (len(here.gpus) - 1) // here.gpus_per_cell if work.trains_on_gpu else here.cores)
 
 
 def run_here(
@@ -225,7 +226,7 @@ def run_here(
     )
     here = settings()
     no_spare = (
-        training and scoring and work.needs_gpu and len(here.gpus) <= here.gpus_per_cell
+        training and scoring and work.trains_on_gpu and len(here.gpus) <= here.gpus_per_cell
     )  # beside a cell nothing is scored
     loop = Loop(work, units, parameters.max_parallel_cells or slots(work), scores_first=no_spare)
     with stopping_children():

@@ -37,7 +37,7 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
     from prefect.exceptions import TerminationSignal
 
     from flows.ablation import RUNNER, Outcome, places, run_ablation, verdict
-    from tasks.data import check_machine
+    from tasks.data import check_machine, check_service
     from tasks.progress import Board
     from tasks.server import ensure_server
 
@@ -48,6 +48,7 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
     check_writable("runs", runs)  # before the store, which is in there unless another is named
     # Also the first thing that the flow does; but it takes seconds to get there.
     check_machine(parameters.spec, parameters.grid, store, settings())
+    check_service(parameters.grid, settings())
     board = Board(quiet)
     board.say("starting")
     ensure_server()

@@ -112,8 +112,8 @@ def write_folder(work: Work, cell: Cell) -> None:
 def runtime_of(work: Work, cell: Cell) -> Runtime:
     """Return where and how a cell runs on this host; none of it changes a number."""
     here = settings()
-    far = cell.backend != "local"  # a service has the GPU, and keeps the states, as often as there are checkpoints
-    gpu, small = work.needs_gpu and not far, far or work.model.num_parameters < SMALL
+    far = cell.backend != "local"  # a service keeps the states, as often as there are checkpoints
+    gpu, small = work.trains_on_gpu, far or work.model.num_parameters < SMALL
     return Runtime(
         model_path=work.files.path,
         model_revision=work.files.revision,

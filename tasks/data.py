@@ -1,7 +1,11 @@
 """Before anything trains: preflight, the split, the model's prompt specification, and the audits that gate training."""
 
+import http.client
+import importlib.util
 import json
 import logging
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +30,9 @@ from training.store import Store
 
 logger = logging.getLogger(__name__)
 
+SERVICE_PATIENCE_S = 20.0
+"""For its first answer."""
+
 
 def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, settings: Settings) -> None:
     """Refuse at once what cannot work here, with what is missing and what would run.
@@ -46,6 +53,28 @@ def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, s
     if settings.launcher == "process":
         refuse_absent(settings.report_to)
     store.check_writable()
+
+
+def check_service(cells: Sequence[Cell], settings: Settings) -> None:
+    """Refuse at once a service that cannot be used from here, where it trains the cells and no other host asks it.
+
+    Raises:
+        MachineError: its SDK is not installed, there is no key, or nobody answers where it is said to be.
+    """
+    if settings.launcher != "process" or cells[0].backend != "tinker":
+        return
+    if importlib.util.find_spec("tinker") is None:
+        raise MachineError("backend", "tinker", "its SDK is not installed", "pip install '.[tinker]'")
+    if not settings.service_key:
+        raise MachineError("TINKER_API_KEY", "", "there is no key for the service", "set it, or `tinker auth login`")
+    url = settings.service_url
+    try:
+        if url is not None:
+            urllib.request.urlopen(url, timeout=SERVICE_PATIENCE_S).close()
+    except urllib.error.HTTPError:  # somebody is there
+        pass
+    except (OSError, ValueError, http.client.HTTPException) as e:
+        raise MachineError("TINKER_BASE_URL", url, " ".join(str(e).split()), "check address and network") from e
 
 
 @task(name="split", task_run_name="split {experiment.benchmark}", **ONCE_EACH)

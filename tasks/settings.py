@@ -98,6 +98,10 @@ class Settings(Record):
     """Who else is told every step's figures (`ABLATION_REPORT_TO`)."""
     home: str = ""
     """Where pools find this project (`ABLATION_HOME`)."""
+    service_url: str | None = None
+    """Where the service of the backend `tinker` is (`TINKER_BASE_URL`); None is Tinker's own."""
+    service_key: bool = False
+    """Whether its SDK will find a key: in `TINKER_API_KEY`, by `TINKER_CREDENTIAL_CMD` or from `tinker auth login`."""
 
 
 def settings() -> Settings:
@@ -122,6 +126,8 @@ def settings() -> Settings:
             "end_by": _end_by(),
             "report_to": _report_to(),
             "home": os.environ.get("ABLATION_HOME", ""),
+            "service_url": os.environ.get("TINKER_BASE_URL") or None,
+            "service_key": _service_key(),
         }
     )
 
@@ -150,6 +156,11 @@ def _end_by() -> float | None:
     if not (asked.isascii() and asked.isdecimal() and int(asked) > 0):
         raise InputError("ABLATION_WALL_TIME_S", asked, "not a whole number of seconds above 0", "use e.g. 14400")
     return STARTED + int(asked)
+
+
+def _service_key() -> bool:
+    named = any(os.environ.get(f"TINKER_{word}") for word in ("API_KEY", "CREDENTIAL_CMD"))
+    return named or Path("~/.tinker/credentials.json").expanduser().is_file()
 
 
 def _report_to() -> tuple[str, ...]:

@@ -51,6 +51,11 @@ class Work:
         """Whether cells and scores run on GPUs."""
         return self.experiment.needs_gpu or self.model.needs_gpu
 
+    @property
+    def trains_on_gpu(self) -> bool:
+        """Whether cells hold GPUs of ours; a service has its own."""
+        return self.needs_gpu and self.cells[0].backend == "local"
+
     def identity(self, cell: Cell | None) -> Identity:
         """Identity of a cell, or of the base model's scores."""
         return Identity(

@@ -65,8 +65,12 @@ class TinkerServer:
         self.exports: dict[str, dict[str, torch.Tensor]] = {}
         self.results: dict[str, Any] = {}
         self.requests: list[str] = []
+        self.ends: dict[str, str] = {}
+        """How sessions were ended."""
+        self.adams: list[dict[str, Any]] = []
+        """What each optimizer step was asked for."""
         self.faults: list[tuple[str, Any]] = []
-        """(end of the path, what to do once: an HTTP status, or seconds to wait)."""
+        """(end of the path, what to do once: an HTTP status, seconds to wait, or "half" of a file)."""
         self.top_k = True
         self.lock = threading.RLock()
         self.files: dict[str, bytes] = {}
@@ -102,6 +106,9 @@ class TinkerServer:
             return simple[kind]
         if kind == "create_session":
             return {"type": "create_session", "session_id": uuid.uuid4().hex}
+        if kind.endswith("/finish"):
+            self.ends[kind.split("/")[1]] = data["reason"]["type"]
+            return {}
         if kind == "retrieve_future":
             return self.results.get(data["request_id"], {"error": "unknown request", "category": "user"})
         if kind == "get_info":
@@ -125,6 +132,7 @@ class TinkerServer:
     def create_model(self, data: dict[str, Any]) -> Any:
         if data["base_model"] != self.name:
             raise KeyError(data["base_model"])
+        assert not data["lora_config"]["train_unembed"]  # as local cells
         model_id = f"{data['session_id']}:train:{data['model_seq_id']}"
         self.runs[model_id] = Run(self.model_path, self.cell.replace(lora_rank=data["lora_config"]["rank"]))
         return {"type": "create_model", "model_id": model_id}
@@ -167,6 +175,7 @@ class TinkerServer:
 
     def optim_step(self, data: dict[str, Any]) -> Any:
         run, adam = self.runs[data["model_id"]], data.get("optim_params") or data["adam_params"]
+        self.adams.append(adam)
         for group in run.optimizer.param_groups:
             group |= {"lr": adam["learning_rate"], "betas": (adam["beta1"], adam["beta2"])}
             group |= {"eps": adam["eps"], "weight_decay": adam["weight_decay"]}
@@ -275,20 +284,26 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         if fault[1] != "always 401":
             self.service.faults.remove(fault)
+        if fault[1] == "half":
+            content = self.service.files[self.path.removeprefix("/files/")]
+            self._send(200, content, len(content) // 2)
+            return True
         if isinstance(fault[1], float):
             time.sleep(fault[1])
             return False
         self._send(401 if fault[1] == "always 401" else fault[1], {"detail": "spoilt by the test"})
         return True
 
-    def _send(self, status: int, content: Any) -> None:
+    def _send(self, status: int, content: Any, sent: int | None = None) -> None:
+        """Answer; `sent` bytes of it, then nothing."""
         raw = isinstance(content, bytes)
         data = content if raw else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/x-protobuf" if raw else "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(data[:sent])
+        self.close_connection = self.close_connection or sent not in (None, len(data))
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""

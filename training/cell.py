@@ -240,6 +240,7 @@ class Cell(Record):
         if self.backend == "tinker":
             for field, wrong, value, needed in (
                 ("lora_rank", self.lora_rank is None, None, "a rank"),
+                ("lora_alpha", self.lora_alpha != self.lora_rank, self.lora_alpha, "the rank: it has no such setting"),
                 ("importance", g.importance is None, None, "'one' or 'tis2'"),
                 ("scale_rewards", g.scale_rewards != "none", g.scale_rewards, "'none'"),
                 ("arm", self.mismatch or self.replay, self.arm, "an arm without replay and mismatch"),

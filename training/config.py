@@ -53,7 +53,7 @@ def grpo_config(cell: Cell, runtime: Runtime, scratch: Path, longest_prompt: int
         warmup_steps=g.warmup_steps,
         adam_beta1=g.adam_beta1,
         adam_beta2=g.adam_beta2,
-        adam_epsilon=1e-8,
+        adam_epsilon=g.adam_eps,
         weight_decay=g.weight_decay,
         max_grad_norm=g.max_grad_norm,
         max_steps=cell.steps,

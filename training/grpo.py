@@ -7,6 +7,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from evaluation.records import Record
 from training.arms import leave_out_none
 
+ADAM_EPS = 1e-8
+"""torch's, and that of every cell before there was the field."""
+
 
 class Grpo(Record):
     """The GRPO objective and optimiser: verl's defaults made explicit (spec A; reasons in docs/training.md)."""
@@ -29,6 +32,7 @@ class Grpo(Record):
     """PPO's clip."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    adam_eps: float = Field(default=ADAM_EPS, gt=0, lt=1)
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     lr_schedule: Literal["constant"] = "constant"
@@ -39,8 +43,11 @@ class Grpo(Record):
     """Weights are always fp32; this is what the matrix products run in."""
 
     @model_serializer(mode="wrap")
-    def _without_importance(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return leave_out_none(handler(self), "importance")
+    def _without_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data = handler(self)
+        if self.adam_eps == ADAM_EPS:
+            data.pop("adam_eps", None)
+        return leave_out_none(data, "importance")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

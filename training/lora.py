@@ -22,8 +22,8 @@ from evaluation.errors import InputError
 from evaluation.generation import row_seed
 from training.cell import Cell
 
-ADAPTER = "adapter_model.safetensors"
-"""Where Trainer leaves the adapter in a resume state."""
+CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+"""peft's files; Trainer leaves the second in a resume state."""
 
 
 def adapt(model: Any, cell: Cell, resume: Path | None = None) -> PeftModel:
@@ -67,6 +67,31 @@ def _load(adapted: PeftModel, file: Path) -> None:
     if {k: v.shape for k, v in found.items()} != {k: v.shape for k, v in expected.items()}:
         raise InputError("resume", file, "has other adapters than the cell", "remove this resume state")
     set_peft_model_state_dict(adapted, found)
+
+
+def exported(model: Any, cell: Cell, folder: Path) -> PeftModel:
+    """Give a base model the adapters that somebody else has trained for a cell, in peft's format.
+
+    They may sit in other layers than ours; a layer that the folder does not name keeps the base's weight.
+
+    Raises:
+        InputError: there are none, one is for the head or a layer that the base does not have, or they count otherwise
+            than the cell's.
+    """
+    for name in (CONFIG, ADAPTER):
+        if not (folder / name).is_file():
+            raise InputError("adapters", folder, f"has no {name}", "name a folder of peft's")
+    adapted = PeftModel.from_pretrained(model, str(folder))
+    lost = load_file(folder / ADAPTER).keys() - get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+    if lost:  # peft only warns
+        raise InputError("adapters", folder, f"has adapters of other layers ({min(lost)})", "use another base")
+    if isinstance(plain(adapted).get_output_embeddings(), LoraLayer):
+        raise InputError("adapters", folder, "has an adapter of the head, which may be tied", "train without it")
+    config: Any = adapted.peft_config["default"]
+    if (config.r, config.lora_alpha) != (cell.lora_rank, cell.lora_alpha):
+        found = f"has rank {config.r} and alpha {config.lora_alpha}, the cell {cell.lora_rank} and {cell.lora_alpha}"
+        raise InputError("adapters", folder, found, "train with the cell's")
+    return adapted
 
 
 def plain(model: Any) -> Any:

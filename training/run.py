@@ -55,10 +55,10 @@ def train(folder: RunFolder) -> int:
     with processes.reporting():
         if ended:
             refuse_damaged(folder)
-        elif cell_file.cell.backend == "tinker":
-            _train_on_service(folder, cell_file, runtime)
         else:
-            _train(folder, cell_file, runtime, processes)
+            _set_up(runtime)
+            train_it = _train_on_service if cell_file.cell.backend == "tinker" else _train
+            train_it(folder, cell_file, runtime, processes)
         if processes.main:
             close(folder, cell_file)
     processes.leave()
@@ -92,16 +92,8 @@ def read_folder(folder: RunFolder) -> tuple[CellFile, Runtime]:
 
 
 def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: Processes) -> None:
-    import torch
-    from transformers import logging as transformers_logging
-
     from evaluation.exact import open_judge
 
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    torch.set_num_threads(runtime.num_threads)
-    if runtime.device.startswith("cuda") and not torch.cuda.is_available():
-        raise MachineError("device", runtime.device, "no CUDA device", "train on a GPU host, or set device to cpu")
     cell = cell_file.cell
     step = newest_resume(folder)
     resume = None if step is None else folder.resume(step)
@@ -123,7 +115,18 @@ def _train(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: 
         _steps(folder, cell_file, runtime, problems, judge, model, tokenizer, step)
 
 
-def _train_on_service(folder: RunFolder, cell_file: CellFile, runtime: Runtime) -> None:
+def _set_up(runtime: Runtime) -> None:
+    import torch
+    from transformers import logging as theirs
+
+    theirs.disable_progress_bar()
+    theirs.set_verbosity_error()
+    torch.set_num_threads(runtime.num_threads)
+    if runtime.device.startswith("cuda") and not torch.cuda.is_available():
+        raise MachineError("device", runtime.device, "no CUDA device", "train on a GPU host, or set device to cpu")
+
+
+def _train_on_service(folder: RunFolder, cell_file: CellFile, runtime: Runtime, processes: Processes) -> None:
     from evaluation.exact import open_judge
     from training.callbacks import Diverged
     from training.tinker_run import ServiceCell
@@ -135,9 +138,9 @@ def _train_on_service(folder: RunFolder, cell_file: CellFile, runtime: Runtime) 
             begin(folder, cell_file, Path(runtime.problems_path), step or 0)
             ServiceCell(folder, cell_file, runtime, problems, judge).train(step)
         except Diverged as diverged:
-            _end_diverged(folder, Processes(), cell, diverged.step, diverged.what)
+            _end_diverged(folder, processes, cell, diverged.step, diverged.what)
             return
-    _end(folder, Processes(), cell, "finished", cell.steps)
+    _end(folder, processes, cell, "finished", cell.steps)
 
 
 def _problems(folder: RunFolder, cell: Cell, runtime: Runtime) -> list[Problem]:

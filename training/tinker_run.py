@@ -6,6 +6,7 @@ with the log so far. A step that was under way when the run ended is taken again
 continuation, not a bit for bit one. Left out: replay, mismatches, reporters, several processes.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -17,23 +18,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import PeftModel
 
 from evaluation.errors import InputError, Stopped
 from evaluation.exact import Judging
 from evaluation.files import PARTIAL, write_json
 from evaluation.generation import Completion, row_seed
 from evaluation.manifests import is_complete, write_manifest
-from evaluation.prompts import prompt_ids, render
+from evaluation.prompts import check, prompt_ids, render
 from evaluation.records import Outcome, Problem
 from training.callbacks import Diverged, append_line, drop_old_resumes, line_of, make_checkpoint, rewind, tell_progress
 from training.centering import PolicyGradient
 from training.folder import CellFile, RunFolder, Runtime
 from training.guard import MARGIN
+from training.lora import exported
 from training.order import step_order
 from training.processes import Processes
 from training.reward import RewardStream
 from training.rollouts import Rollout, recorded, step_figures, write_rollouts
+from training.run import load_model
 from training.tinker_service import Service, Update
 
 logger = logging.getLogger(__name__)
@@ -49,10 +52,8 @@ class ServiceCell:
         self.problems, self.spec = problems, cell_file.prompt
         if self.spec.stop_strings:
             raise InputError("backend", "tinker", "the prompt has stop strings", "use a prompt that ends by a token")
-        revision = {} if runtime.model_revision is None else {"revision": runtime.model_revision}
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(runtime.model_path, padding_side="left", **revision)
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
+        base, self.tokenizer = load_model(runtime.model_path, runtime.model_revision)  # as every export will
+        check(self.spec, self.tokenizer, base.config, base.generation_config)
         self.rewards = RewardStream(judge, self.spec, {p.problem_id: p for p in problems}, self._texts)
         top_k = self.cell.center.top_k if self.cell.center else 0
         assert self.cell.grpo.importance is not None
@@ -71,16 +72,13 @@ class ServiceCell:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self.service = Service(self.cell, self.runtime.service_timeout_s, lambda: self.reason)
-        try:
+        with contextlib.closing(self.rewards), self.service:
             self.done = self.saved = resume or 0
             self.service.begin(self._state_of(resume))
             rewind(self.folder, self.done)
             if resume in self.cell.checkpoints:  # killed between the resume state and its checkpoint
                 self._publish(resume)
             self._steps()
-        finally:
-            self.rewards.close()
-            self.service.close()
 
     def _on_signal(self, *_: object) -> None:
         self.reason = "signal=TERM"
@@ -225,13 +223,14 @@ class ServiceCell:
         make_checkpoint(self.folder, self.cell_file, model, self.tokenizer, step)
         shutil.rmtree(fetched)
 
-    def _model_of(self, fetched: Path) -> Any:
-        """Return the model in an export: adapters over our base, or a whole one."""
-        from training.run import load_model
+    def _model_of(self, fetched: Path) -> PeftModel:
+        """Return our base with the adapters of an export.
 
-        if not (fetched / "adapter_config.json").is_file():
-            return AutoModelForCausalLM.from_pretrained(fetched, dtype=torch.float32)
-        from peft import PeftModel
-
+        Raises:
+            InputError: there are none, or not those that the cell trains.
+        """
         base, _ = load_model(self.runtime.model_path, self.runtime.model_revision)
-        return PeftModel.from_pretrained(base, str(fetched))
+        try:
+            return exported(base, self.cell, fetched)
+        except InputError as e:
+            raise InputError("backend", "tinker", f"the service's export {e.reason}", "use another service") from e

@@ -15,7 +15,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,6 +28,10 @@ from training.grpo import Grpo
 
 SLICE_S = 0.2
 """How soon a signal is noticed."""
+SESSION_S = 120.0
+"""How long a session is waited for: nothing is under way yet, and a wrong address looks like a service that is down."""
+CLOSE_S = 5.0
+"""How long a session's end is waited for."""
 ABSENT_LOGPROB = -9e4
 """The SDK fills the places of a head that the service left empty with -99999."""
 GRAD_NORMS = ("grad_norm", "skyrl.ai/grad_norm")
@@ -92,15 +97,17 @@ class Service:
             MachineError: there is no key, or the service refuses it.
             Stopped: the service does not answer.
         """
-        self.client = self._wait(_apart(self.tinker.ServiceClient), "a session")
+        patience_s = min(SESSION_S, self.patience_s)
+        self.client = self._wait(_apart(self.tinker.ServiceClient), "a session", patience_s=patience_s)
 
         def create() -> Any:  # waits for the session where it is called
             if state is not None:
                 return self.client.create_training_client_from_state_with_optimizer(state)
-            source = MODELS[self.cell.model].source
-            return self.client.create_lora_training_client(source, rank=self.cell.lora_rank, seed=self.cell.seed)
+            words = {"rank": self.cell.lora_rank, "seed": self.cell.seed}
+            # A head that is tied to the embedding has no adapter in a complete model; local cells give it none either.
+            return self.client.create_lora_training_client(MODELS[self.cell.model].source, train_unembed=False, **words)
 
-        self.training = self._wait(self._wait(_apart(create), "a session"), "a training client")
+        self.training = self._wait(self._wait(_apart(create), "a session", patience_s=patience_s), "a training client")
 
     def draw(
         self, grpo: Grpo, stop_ids: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]
@@ -126,8 +133,8 @@ class Service:
             asked = {"topk_sample_logprobs": self.top_k} if self.top_k else {}
             ids = types.ModelInput.from_ints(list(prompt))
             futures.append(self.sampling.sample(ids, grpo.rollouts_per_prompt, how, **asked))
-        end = time.monotonic() + self.patience_s
-        answers = [self._wait(f, "samples", True, end) for f in futures]
+        asked_at = time.monotonic()
+        answers = [self._wait(f, "samples", True, asked_at) for f in futures]
         return [[self._completion(s) for s in answer.sequences] for answer in answers]
 
     def _completion(self, sequence: Any) -> Completion:
@@ -173,7 +180,7 @@ class Service:
             learning_rate=self.cell.lr,
             beta1=g.adam_beta1,
             beta2=g.adam_beta2,
-            eps=1e-8,
+            eps=g.adam_eps,
             weight_decay=g.weight_decay,
             grad_clip_norm=g.max_grad_norm,
         )
@@ -196,27 +203,47 @@ class Service:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._wait(_apart(functools.partial(_download, url, target, self.patience_s)), file)
 
-    def close(self) -> None:
-        """End the session, without waiting for it."""
-        if self.client is not None:
-            _apart(self.client.close)
+    def __enter__(self) -> Self:
+        """Return itself; the session is begun by `begin`."""
+        return self
 
-    def _wait(self, future: Any, what: str, stoppable: bool = False, end: float | None = None) -> Any:
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        """End the session, and with it its heartbeats; whether the service hears of it is no matter for long."""
+        status = "success" if kind is None else "interrupted" if issubclass(kind, Stopped) else "errored"
+        if self.client is not None:
+            concurrent.futures.wait([_apart(lambda: self.client.close(status).result())], timeout=CLOSE_S)
+
+    def _wait(
+        self,
+        future: Any,
+        what: str,
+        stoppable: bool = False,
+        began: float | None = None,
+        patience_s: float | None = None,
+    ) -> Any:
         """Return a call's result.
+
+        Args:
+            future: of the call.
+            what: it is for.
+            stoppable: by a signal, too.
+            began: monotonic time from which it is waited for; None is now.
+            patience_s: how long; None is as long as any call may take.
 
         Raises:
             InputError, MachineError: what a person must mend.
             Stopped: asked to stop, or nothing came in time, or the service failed.
         """
         inner = future.future() if hasattr(future, "future") else future
-        end = time.monotonic() + self.patience_s if end is None else end
+        patience_s = self.patience_s if patience_s is None else patience_s
+        end = (time.monotonic() if began is None else began) + patience_s
         while not concurrent.futures.wait([inner], timeout=SLICE_S).done:
             if stoppable and (reason := self.stopping()):
                 inner.cancel()
                 raise Stopped(f"{reason}: stopped while waiting for {what}; run the same command again")
             if time.monotonic() > end:
                 inner.cancel()
-                waited = f"waited {self.patience_s:.0f} s for {what}"
+                waited = f"waited {patience_s:.0f} s for {what}"
                 raise Stopped(f"service=tinker: {waited}; run the same command again")
         failure = inner.exception()
         if failure is not None:
@@ -260,3 +287,6 @@ def _download(url: str, target: Path, timeout_s: float) -> None:
     with urllib.request.urlopen(url, timeout=timeout_s) as answer, target.open("wb") as out:
         while block := answer.read(1 << 20):
             out.write(block)
+        promised = answer.headers.get("Content-Length")
+        if promised is not None and out.tell() != int(promised):  # which read(n) says nothing of
+            raise ConnectionError(f"{out.tell()} bytes of {promised} came")

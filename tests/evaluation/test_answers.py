@@ -106,6 +106,7 @@ def test_every_collected_fault_of_this_area_has_a_test():
         ("#### 3\u00bd", Fraction(7, 2)),
         (r"#### -\frac{1}{2}", Fraction(-1, 2)),
         ("#### 1e3", 1000),
+        ("#### 1e400", None),
         ("#### 2^3", None),
         ("#### 10^{3}", None),
         (r"#### \sqrt{16}", None),

@@ -1,5 +1,7 @@
 """A cell trained through the unmodified Tinker SDK against a small service of ours, and against the local trainer."""
 
+import contextlib
+import inspect
 import json
 import os
 import signal
@@ -41,6 +43,7 @@ PG = Grpo(
     compute_dtype="float32",
     importance="tis2",
     scale_rewards="none",
+    adam_eps=1e-12,
     weight_decay=0.0,
 )
 CELL = {"lora_rank": 4, "grpo": PG, "lr": 5e-3, "steps": 4, "backend": "tinker"}
@@ -103,30 +106,30 @@ def test_three_steps_have_the_local_trainer_s_loss_and_gradient(
     far = ServiceCell(
         RunFolder(tmp_path / "far"), cell_file, runtime, read_problems(Path(runtime.problems_path)), judge
     )
-    far.service = service = Service(cell_file.cell, 60, never)
-    service.begin(None)
-    [run] = server.runs.values()
-    for step in range(3):
-        set_peft_model_state_dict(trainer.model, run.adapters())
-        prompts = [trainer.prompt_tokens[p.problem_id] for p in far.problems[:4]]
-        drawn = service.draw(PG, cell_file.prompt.stop_ids, prompts, [11 * step + i for i in range(4)])
-        updates = [Update(p, c) for p, group in zip(prompts, drawn, strict=True) for c in group]
-        advantages = [[0.75, -0.25, 0.0, -0.5][(i + i // 4) % 4] for i in range(16)]
-        loss, norm = far.learn(updates, advantages)
-        trainer.model.zero_grad()
-        expected = trainer._compute_loss(trainer.model, local_batch(trainer, updates, advantages))
-        expected.backward()
-        mine = {n: p.grad for n, p in trainer.model.named_parameters() if p.requires_grad and p.grad is not None}
-        theirs = run.gradients[step]
-        assert mine.keys() == theirs.keys() and len(mine) > 20
-        apart = sum(float((mine[n] - g).square().sum()) for n, g in theirs.items()) ** 0.5
-        size = sum(float(g.square().sum()) for g in mine.values()) ** 0.5
-        assert loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
-        assert norm == pytest.approx(size, rel=1e-4) and size > 0
-        assert apart <= 1e-4 * size
-    assert all((c.head is not None) == (arm == "center") for group in drawn for c in group)
-    service.close()
-    far.rewards.close()
+    with Service(cell_file.cell, 60, never) as service, contextlib.closing(far.rewards):
+        far.service = service
+        service.begin(None)
+        [run] = server.runs.values()
+        for step in range(3):
+            set_peft_model_state_dict(trainer.model, run.adapters())
+            prompts = [trainer.prompt_tokens[p.problem_id] for p in far.problems[:4]]
+            drawn = service.draw(PG, cell_file.prompt.stop_ids, prompts, [11 * step + i for i in range(4)])
+            updates = [Update(p, c) for p, group in zip(prompts, drawn, strict=True) for c in group]
+            advantages = [[0.75, -0.25, 0.0, -0.5][(i + i // 4) % 4] for i in range(16)]
+            loss, norm = far.learn(updates, advantages)
+            trainer.model.zero_grad()
+            expected = trainer._compute_loss(trainer.model, local_batch(trainer, updates, advantages))
+            expected.backward()
+            mine = {n: p.grad for n, p in trainer.model.named_parameters() if p.requires_grad and p.grad is not None}
+            theirs = run.gradients[step]
+            assert mine.keys() == theirs.keys() and len(mine) > 20
+            apart = sum(float((mine[n] - g).square().sum()) for n, g in theirs.items()) ** 0.5
+            size = sum(float(g.square().sum()) for g in mine.values()) ** 0.5
+            assert loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+            assert norm == pytest.approx(size, rel=1e-4) and size > 0
+            assert apart <= 1e-4 * size
+        assert all((c.head is not None) == (arm == "center") for group in drawn for c in group)
+    assert [*server.ends.values()] == ["success"]
 
 
 def start(folder: RunFolder, server: TinkerServer) -> "subprocess.Popen[str]":
@@ -259,14 +262,13 @@ def test_a_service_that_refuses_the_key_or_is_not_there_ends_with_one_line(
 
 def test_what_the_service_does_not_have_is_wrong_input(server: TinkerServer) -> None:
     cell = server.cell.replace(arm="center", terms=center())
-    service = Service(cell, 60, never)
-    with pytest.raises(InputError, match="asked for a training client"):
+    with pytest.raises(InputError, match="asked for a training client"), Service(cell, 60, never) as service:
         service.begin("tinker://nobody/weights/none")
-    service.begin(None)
     server.top_k = False
-    with pytest.raises(InputError, match="topk_sample_logprobs"):
+    with pytest.raises(InputError, match="topk_sample_logprobs"), Service(cell, 60, never) as service:
+        service.begin(None)
         service.draw(PG, (0,), [[5, 6, 7]], [1])
-    service.close()
+    assert [*server.ends.values()] == ["errored"] * 2
 
 
 def center() -> Any:
@@ -277,20 +279,88 @@ def center() -> Any:
 
 def test_a_silent_service_and_a_signal_end_in_time_and_can_go_on(server: TinkerServer) -> None:
     reasons: list[str] = []
-    service = Service(server.cell, 60, lambda: reasons[0] if reasons else None)
-    service.begin(None)
-    service.patience_s = 1.0
-    server.faults.append(("/asample", 20.0))
-    began = time.monotonic()
-    with pytest.raises(Stopped, match="waited 1 s for samples; run the same command again"):
-        service.draw(PG, (0,), [[5, 6, 7]], [1])
-    service.patience_s = 60.0
-    server.faults.append(("/asample", 20.0))
-    reasons.append("signal=TERM")
-    with pytest.raises(Stopped, match="signal=TERM"):
-        service.draw(PG, (0,), [[5, 6, 7]], [1])
-    assert time.monotonic() - began < 15
-    service.close()
+    with pytest.raises(Stopped), Service(server.cell, 60, lambda: reasons[0] if reasons else None) as service:
+        service.begin(None)
+        service.patience_s = 1.0
+        server.faults.append(("/asample", 20.0))
+        began = time.monotonic()
+        with pytest.raises(Stopped, match="waited 1 s for samples; run the same command again"):
+            service.draw(PG, (0,), [[5, 6, 7]], [1])
+        service.patience_s = 60.0
+        server.faults.append(("/asample", 20.0))
+        reasons.append("signal=TERM")
+        try:
+            service.draw(PG, (0,), [[5, 6, 7]], [1])
+        finally:
+            assert time.monotonic() - began < 15
+    assert [*server.ends.values()] == ["interrupted"]
+
+
+def test_a_session_that_was_ended_is_not_kept_alive(server: TinkerServer) -> None:
+    with Service(server.cell, 60, never) as service:
+        service.begin(None)
+        holder = service.client.holder
+        assert not holder._session_heartbeat_task.done()
+    assert holder._session_heartbeat_task.done()
+
+
+def test_the_full_experiment_has_the_sdk_s_own_optimizer_and_rank(server: TinkerServer) -> None:
+    """Its document's command names the rate and the rank, and leaves the rest to the SDK."""
+    import tinker
+
+    from flows.experiments import SCORE_CENTERING
+
+    grpo, theirs = SCORE_CENTERING.grpo, tinker.AdamParams(learning_rate=1e-4)
+    assert (grpo.adam_beta1, grpo.adam_beta2, grpo.adam_eps) == (theirs.beta1, theirs.beta2, theirs.eps)
+    assert grpo.weight_decay == theirs.weight_decay == 0 and SCORE_CENTERING.lrs == (theirs.learning_rate,)
+    assert theirs.grad_clip_norm == 0 and grpo.max_grad_norm == 1e6  # neither clips
+    rank = inspect.signature(tinker.ServiceClient.create_lora_training_client).parameters["rank"].default
+    assert rank == SCORE_CENTERING.lora_rank == 32
+    with Service(server.cell, 60, never) as service:
+        service.begin(None)
+        service.optimize()
+    assert server.adams == [
+        {"learning_rate": 5e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 1.0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "error", "line"),
+    [
+        ("half", Stopped, r"asked for adapter_model.safetensors: \d+ bytes of \d+ came; run the same"),
+        ("cut", InputError, "backend=tinker: the service's export has no adapter_config.json; use another service"),
+    ],
+)
+def test_an_export_that_is_not_whole_is_never_published(
+    make_run: Make,
+    judge: Judge,
+    server: TinkerServer,
+    handlers: None,
+    tmp_path: Path,
+    spoilt: str,
+    error: type[Exception],
+    line: str,
+) -> None:
+    folder = make_run(tmp_path / "run", arm="plain", **CELL)
+    cell_file, runtime = read_folder(folder)
+    problems = read_problems(Path(runtime.problems_path))
+    if spoilt == "half":
+        server.faults.append(("/adapter_model.safetensors", "half"))
+    else:
+        urls = server.urls
+        server.urls = lambda name: {
+            **urls(name),
+            "urls": {k: v for k, v in urls(name)["urls"].items() if "config" not in k},
+        }
+    with pytest.raises(error, match=line):
+        ServiceCell(folder, cell_file, runtime, problems, judge).train(None)
+    assert folder.resumes() == [2] and folder.checkpoints() == []
+
+
+def test_a_cell_whose_time_is_over_saves_and_says_so(make_run: Make, server: TinkerServer, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", arm="plain", runtime={"end_by": 1.0}, **CELL)
+    code, said = run_to(folder, server)
+    assert code == 75 and said.splitlines()[-1] == "error: end_by=reached: stopped after step 0 of 4; run it again"
 
 
 @pytest.mark.parametrize("seed", [0, 3])
