@@ -19,7 +19,7 @@ PREFECT_DEFAULTS = {
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",  # its temporary server tells of harmless cancellations at exit
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLIENT_MAX_RETRIES": "10",
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # deployments/automations.yaml takes a run for lost after 90 s
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # deployments/automations.yaml takes a run for lost after 180 s
     "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,training,evaluation",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "DO_NOT_TRACK": "1",
