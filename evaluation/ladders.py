@@ -128,7 +128,7 @@ def _shift_interval(strata: Sequence[tuple[_Count, _Count]], criterion: Criterio
     """
     if len(strata) < 2 or min(n for pair in strata for _, n in pair) < criterion.min_seeds_for_interval:
         return None, None
-    low, high = shift_interval(*zip(*strata, strict=True))
+    low, high = shift_interval([c for c, _ in strata], [t for _, t in strata])
     if not holds_zero:
         return low, high
     return None if low is None else min(low, 0.0), None if high is None else max(high, 0.0)
