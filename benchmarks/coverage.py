@@ -1,9 +1,9 @@
 """How often the intervals hold the truth, and how wide they are: `python benchmarks/coverage.py [--draws 2000]`.
 
 Each draw makes a new benchmark (problems from the population that `abilities` draws from), new samples and new seeds;
-the truth is that of the population. Prints Markdown; exit 1 where a two-sided 95 % interval covers less than 93 % or
-more than 98 %, rows in brackets apart: they show what not to do, or what is wide on purpose, or too few problems. One
-core, minutes.
+the truth is that of the population. Prints Markdown; `+-` is two standard errors of the share. Exit 1 where a two-sided
+95 % interval covers less than 93 % or more than 98 %, by more than that error; rows in brackets apart: they show what
+not to do, what no ladder can tell, or too few problems. Some ten minutes of one core.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import numpy as np
 
 from evaluation.curves import Classified, Criterion
 from evaluation.drops import mean_interval
-from evaluation.ladders import boundary_interval, shift_interval
+from evaluation.ladders import boundary_interval, compare
 from evaluation.scores import estimate_pass_at_ks
 from evaluation.statistics import bootstrap_interval, sampling_error, wilson_interval
 
@@ -43,11 +43,12 @@ def single(problems: int) -> Draw:
         for k, e in estimate_pass_at_ks(judged, KS).items():
             assert e.value is not None and e.low is not None and e.high is not None
             name = f"pass@{k}, bootstrap, {problems} problems"
-            yield name if problems > 200 else f"({name})", TRUE[k], (e.low, e.high)
+            yield name if problems >= 100 else f"({name})", TRUE[k], (e.low, e.high)
             error = sampling_error(judged, k)
             assert error is not None
             here, half = float(1 - np.mean((1 - p) ** k)), 1.96 * error
-            yield f"pass@{k}, sampling error, {problems} problems", here, (e.value - half, e.value + half)
+            name = f"pass@{k}, sampling error, {problems} problems"
+            yield name if problems >= 100 else f"({name})", here, (e.value - half, e.value + half)
 
     return draw
 
@@ -90,40 +91,56 @@ def over_seeds(rng: np.random.Generator) -> Iterator[tuple[str, float, Interval]
         yield f"mean of {seeds} seeds, Student's t", 0.018, mean_interval(list(rng.normal(0.018, 0.02, seeds)), 0.95)
 
 
-def boundary(rng: np.random.Generator) -> Iterator[tuple[str, float, Interval]]:
-    """An arm's boundary over seeds; a ladder says no more than between which rungs, so this one is wide on purpose."""
-    lrs = 10.0 ** np.arange(-7, 0)
-    for seeds in (4, 8):
-        edge = rng.uniform(1.5, 4.5)
-        chance = 1 / (1 + np.exp(-(np.arange(7) - edge) / 0.25))
-        broken = rng.random((seeds, 7)) < chance
-        runs = [
-            Classified(label="x", arm="a", lr=float(lr), seed=s, why="", onset_step=None,
+LRS = 10.0 ** np.arange(-7, 0)
+ARMS = {"a": "a", "b": "b"}
+
+
+def ladder(width: float) -> Draw:
+    """Boundary and shift over seeds, of edges anywhere between the rungs; a sharp one's place no ladder can tell."""
+
+    def seeds_of(rng: np.random.Generator, arm: str, edge: float, seeds: int) -> list[Classified]:
+        broken = rng.random((seeds, len(LRS))) < 1 / (
+            1 + np.exp(-np.clip((np.arange(len(LRS)) - edge) / width, -99, 99))
+        )
+        return [
+            Classified(label="x", arm=arm, lr=float(lr), seed=s, why="", onset_step=None,
                        run_class="collapsed" if broken[s, i] else "stable")
-            for s in range(seeds) for i, lr in enumerate(lrs)
+            for s in range(seeds) for i, lr in enumerate(LRS)
         ]  # fmt: skip
-        low, high = boundary_interval(runs, Criterion())
-        found = (np.log10(low) if low else -7.0, np.log10(high) if high else -1.0)
-        yield f"(boundary of an arm, {seeds} seeds, in rungs)", edge - 7, found
-        moved = float(rng.choice([0.0, 0.5, 1.0, 2.0]))
-        others = 1 / (1 + np.exp(-(np.arange(7) - min(edge + moved, 5.0)) / 0.25))
-        broken = rng.random((seeds, 7)) < others
-        second = [r.replace(run_class="collapsed" if broken[r.seed, i % 7] else "stable") for i, r in enumerate(runs)]
-        shift = shift_interval(runs, second, Criterion())
-        yield f"(shift between two arms, {seeds} seeds, in rungs)", min(edge + moved, 5.0) - edge, shift
+
+    def draw(rng: np.random.Generator) -> Iterator[tuple[str, float, Interval]]:
+        for seeds in (4, 8):
+            edge, moved = rng.uniform(1.5, 3.5), float(rng.choice([0.0, 0.5, 1.0, 2.0]))
+            first, second = seeds_of(rng, "a", edge, seeds), seeds_of(rng, "b", edge + moved, seeds)
+            low, high = boundary_interval(first, Criterion())
+            ends = (np.log10(low) if low else -7.0, np.log10(high) if high else -1.0)
+            name = f"boundary, edge {width} rungs wide, {seeds} seeds, in rungs"
+            if (low, high) != (None, None):  # else all runs, or none, broke: there is no interval
+                yield name if width > 0.1 else f"({name})", edge - 7, ends
+            found = compare([*first, *second], "a", "b", ARMS, Criterion())
+            kind = "no shift" if not moved else "a shift"
+            name = f"{kind}, edges {width} rungs wide, {seeds} seeds, in rungs"
+            interval = (-6.0 if found.low is None else found.low, 6.0 if found.high is None else found.high)
+            if found.p is not None:
+                yield name if width > 0.1 and moved else f"({name})", moved, interval
+
+    return draw
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=2000)
-    parser.add_argument("--only", default="", help="names of draws, e.g. boundary,greedy")
+    parser.add_argument("--only", default="", help="names of draws, e.g. ladder,greedy")
     args = parser.parse_args()
     met = True
-    print("| interval | draws | covers | mean width |\n|---|---|---|---|")
-    for draw in (single(378), single(334), single(276), single(100), paired, clustered, greedy, over_seeds, boundary):
-        if args.only and getattr(draw, "__name__", "") not in args.only.split(","):
+    print("| interval | draws | covers | +- | mean width |\n|---|---|---|---|---|")
+    draws: list[tuple[str, Draw]] = [(f"single{n}", single(n)) for n in (378, 334, 276, 164, 100, 30)]
+    draws += [(f.__name__, f) for f in (paired, clustered, greedy, over_seeds)]
+    draws += [("ladder", ladder(width)) for width in (0.05, 0.25, 0.5)]
+    for position, (word, draw) in enumerate(draws):
+        if args.only and word not in args.only.split(","):
             continue
-        rng = np.random.default_rng([20261203, len(getattr(draw, "__name__", ""))])
+        rng = np.random.default_rng([20261203, position])
         held: dict[str, list[bool]] = {}
         width: dict[str, list[float]] = {}
         for _ in range(args.draws):
@@ -133,8 +150,9 @@ def main() -> int:
                 width.setdefault(name, []).append(interval[1] - interval[0])
         for name, found in held.items():
             covers = float(np.mean(found))
-            print(f"| {name} | {args.draws} | {covers:.3f} | {np.mean(width[name]):.4f} |", flush=True)
-            met &= name.startswith("(") or 0.93 <= covers <= 0.98
+            error = 2 * float(np.sqrt(covers * (1 - covers) / len(found)))
+            print(f"| {name} | {len(found)} | {covers:.3f} | {error:.3f} | {np.mean(width[name]):.4f} |", flush=True)
+            met &= name.startswith("(") or 0.93 - error <= covers <= 0.98 + error
     print(f"\nevery 95 % interval covers 93 to 98 %: {met}")
     return 0 if met else 1
 

@@ -1,8 +1,7 @@
 """Where an arm's runs break on the ladder of rates, and whether two arms break at different places.
 
-The boundary of a ladder with several seeds is Spearman and Karber's estimate (each seed's boundary lies half a rung
-below its lowest unstable one, on the average over its rungs); its interval is the percentile bootstrap over seeds,
-widened by half a rung on both sides, because a ladder says no more than between which rungs a run breaks.
+Intervals are those of a threshold on evenly spaced rungs (`evaluation.thresholds`); whether there is a shift is decided
+by an exact test, which assumes nothing about the shape of the edge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,12 @@ import numpy as np
 from evaluation.curves import Classified, Criterion
 from evaluation.records import Record
 from evaluation.statistics import stratified_test
+from evaluation.thresholds import Ends, draw_chances, shift_interval, threshold_interval
 
 _Count = tuple[int, int]
 """(unstable, all) runs."""
 Shift = Literal["up", "down", "not_detectable", "not_identified"]
 
-_RESAMPLES = 2000
 _MOST_SEEDS, _POWER, _LADDERS = 16, 0.8, 200
 """Of `seeds_needed`: where the search ends, what is asked for, simulated ladders a number of seeds."""
 
@@ -107,52 +106,32 @@ def _seeds_text(ended: Sequence[Classified], low: float | None, high: float | No
 def boundary_interval(ended: Sequence[Classified], criterion: Criterion) -> tuple[float | None, float | None]:
     """Return the 95 % interval of an arm's boundary over seeds, as rates.
 
-    Seeds without an ended run at every rate are left out; below the declared number of seeds, and where no run or
-    every run is unstable, there is no interval. An end that lies beyond the ladder is None.
+    Below the declared number of ended runs at any rate, and where no run or every run is unstable, there is no
+    interval. An end that lies beyond the ladder is None.
     """
     rates = sorted({r.lr for r in ended})
-    table_SR = np.array(list(_whole_rows(ended, rates).values()))
-    if len(table_SR) < criterion.min_seeds_for_interval or len(rates) < 2 or table_SR.all() or not table_SR.any():
+    counts = [_count([r for r in ended if r.lr == x]) for x in rates]
+    unstable, runs = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    if len(rates) < 2 or min(n for _, n in counts) < criterion.min_seeds_for_interval or unstable in {0, runs}:
         return None, None
-    rng = np.random.default_rng(0)
-    low, high = np.quantile(_drawn_boundaries(table_SR, rng), [0.025, 0.975]) + np.array([-0.5, 0.5])
-
-    def rate(rung: float) -> float | None:
-        if not 0 <= rung <= len(rates) - 1:
-            return None
-        return float(10 ** np.interp(rung, np.arange(len(rates)), np.log10(rates)))
-
-    return rate(low), rate(high)
+    low, high = (
+        None if rung is None else float(10 ** np.interp(rung, np.arange(len(rates)), np.log10(rates)))
+        for rung in threshold_interval(counts)
+    )
+    return low, high
 
 
-def _whole_rows(ended: Sequence[Classified], rates: Sequence[float]) -> dict[int, list[bool]]:
-    """Return whether each rate broke, by seed, for the seeds that ended at every one of them."""
-    rows = {s: {r.lr: r.unstable for r in ended if r.seed == s} for s in sorted({r.seed for r in ended})}
-    return {s: [row[x] for x in rates] for s, row in rows.items() if all(x in row for x in rates)}
-
-
-def _drawn_boundaries(table_SR: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return (B,) resampled mean boundaries over seeds, in rungs."""
-    boundary_S = table_SR.shape[1] - 0.5 - table_SR.sum(1)
-    return boundary_S[rng.integers(len(boundary_S), size=(_RESAMPLES, len(boundary_S)))].mean(1)
-
-
-def shift_interval(
-    first: Sequence[Classified], second: Sequence[Classified], criterion: Criterion
-) -> tuple[float, float] | None:
+def _shift_interval(strata: Sequence[tuple[_Count, _Count]], criterion: Criterion, holds_zero: bool) -> Ends:
     """Return the 95 % interval of how many rungs higher the second arm breaks, on the rates that both have.
 
-    Each arm's seeds are resampled by themselves; widened by half a rung on both sides, as a boundary is. None where
-    either arm has too few seeds that ended at every shared rate.
+    Where the exact test does not rule out that there is no shift, nor does the interval: it would claim more.
     """
-    rates = sorted({r.lr for r in first} & {r.lr for r in second})
-    tables = [np.array(list(_whole_rows(ended, rates).values())) for ended in (first, second)]
-    if len(rates) < 2 or min(map(len, tables)) < criterion.min_seeds_for_interval:
-        return None
-    rng = np.random.default_rng(0)
-    drawn_first, drawn_second = (_drawn_boundaries(t, rng) for t in tables)
-    low, high = np.quantile(drawn_second - drawn_first, [0.025, 0.975])
-    return float(low) - 0.5, float(high) + 0.5
+    if len(strata) < 2 or min(n for pair in strata for _, n in pair) < criterion.min_seeds_for_interval:
+        return None, None
+    low, high = shift_interval([c for c, _ in strata], [t for _, t in strata])
+    if not holds_zero:
+        return low, high
+    return None if low is None else min(low, 0.0), None if high is None else max(high, 0.0)
 
 
 def compare(
@@ -187,9 +166,10 @@ def compare(
     p = stratified_test([(c[0], c[1], t[0], t[1]) for c, t in strata])
     minimum = smallest_shift(min(min(c[1], t[1]) for c, t in strata), len(strata), 1 - criterion.confidence)
     text += f"; exact test within rates, p = {p:.2g}, {seeds} seeds"
-    low, high = shift_interval(arms[control], arms[treated], criterion) or (None, None)
-    if low is not None:
-        text += f"; 95 % interval of the shift {low:+.1f} to {high:+.1f} rungs"
+    low, high = _shift_interval(strata, criterion, holds_zero=p > 1 - criterion.confidence)
+    if low is not None or high is not None:
+        ends = ("beyond the ladder" if end is None else f"{end:+.1f}" for end in (low, high))
+        text += f"; 95 % interval of the shift {' to '.join(ends)} rungs"
     if p > 1 - criterion.confidence:
         return ArmShift(shift="not_detectable", min_detectable=minimum, p=p, low=low, high=high, text=text)
     fewer = sum(t[0] / t[1] - c[0] / c[1] for c, t in strata) < 0
@@ -219,19 +199,18 @@ def with_seeds_needed(
 def seeds_needed(strata: Sequence[tuple[_Count, _Count]], criterion: Criterion) -> int | None:
     """Return with how many seeds a rate the test would see a shift of one rung with a power of .8, by simulation.
 
-    The chance that a run breaks at a rung is taken from both arms together, half a run added to either side so that
-    four alike are not taken for certain; an arm that is shifted has at each rung the chance of the one below.
+    Every simulated ladder has a threshold and a width that these runs make likely, so that four alike are not taken for
+    certain: the power is that to be expected, not that of the likeliest ladder.
 
     Args:
         strata: ((unstable, all), (unstable, all)) runs of the two arms, rates ascending.
         criterion: declares the confidence, and the fewest seeds for a test.
     """
     rng, alpha = np.random.default_rng(0), 1 - criterion.confidence
-    chance = [(c[0] + t[0] + 0.5) / (c[1] + t[1] + 1) for c, t in strata]
-    shifted = [chance[0] ** 2 / chance[1] if len(chance) > 1 and chance[1] else 0.0, *chance[:-1]]
+    chances_2BR = draw_chances(list(zip(*strata, strict=True)), _LADDERS, 1.0, rng)
     for seeds in range(criterion.min_seeds_for_interval, _MOST_SEEDS + 1):
-        drawn = [rng.binomial(seeds, chances, (_LADDERS, len(chance))) for chances in (chance, np.clip(shifted, 0, 1))]
-        tables = ([(a, seeds, b, seeds) for a, b in zip(*rows, strict=True)] for rows in zip(*drawn, strict=True))
+        drawn_BR2 = np.moveaxis(rng.binomial(seeds, chances_2BR), 0, -1)
+        tables = ([(int(a), seeds, int(b), seeds) for a, b in rows] for rows in drawn_BR2)
         if np.mean([stratified_test(table) <= alpha for table in tables]) >= _POWER:
             return seeds
     return None

@@ -157,8 +157,8 @@ def _estimates(
     values_PK = np.array([[pass_at_k(n, c, k) for k in known] for n, c in judged])
     intervals = bootstrap_intervals(values_PK, clusters_P=clusters_P) if known else []
     for k, values_P, (low, high) in zip(known, values_PK.T.tolist() if known else [], intervals, strict=True):
-        value = sum(values_P) / len(values_P)
-        # Where all problems agree, the interval is the value itself up to rounding: never past it.
+        # Where all problems agree the interval is their value, which their mean is up to rounding.
+        value = low if low == high else sum(values_P) / len(values_P)
         found[k] = Estimate(value=value, low=min(low, value), high=max(high, value), num_problems=len(judged))
     return tuple(found[k] for k in ks)
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from evaluation.curves import Class, Classified, Criterion
-from evaluation.ladders import ArmBoundary, compare, locate, rate_text, smallest_shift
+from evaluation.ladders import ArmBoundary, compare, locate, rate_text, seeds_needed, smallest_shift
 from evaluation.statistics import stratified_test
+from evaluation.thresholds import shift_interval, threshold_interval
 
 RULES = Criterion()
 LABELS = {"nobuf": "no replay", "replay": "replay"}
@@ -87,10 +88,35 @@ def test_an_interval_needs_four_whole_seeds_and_is_never_narrower_than_the_brack
     assert locate(arm(*["sssscc"] * 3, "ss?scc"), RULES).low is None
     mixed = locate(arm("ssssscc", "ssscccc", "sssccsc", "sssscc?", "sscsccc"), RULES)
     assert mixed.low is not None and mixed.high is not None
-    assert mixed.low < (mixed.last_stable or 0) and mixed.high > (mixed.first_unstable or 1)
+    assert mixed.low < mixed.high and mixed.low < (mixed.first_unstable or 0) and mixed.high > (mixed.last_stable or 1)
+    again = locate(arm("ssssscc", "ssscccc", "sssccsc", "sssscc?", "sscsccc", *["sssccc?"] * 5), RULES)
+    assert again.low is not None and again.high is not None
+    assert again.high / again.low < mixed.high / mixed.low  # more seeds say more
     assert locate(arm(*["sssssss"] * 4), RULES).low is None
     beyond = locate(arm(*["scccccc"] * 3, "ccccccc"), RULES)
     assert beyond.low is None and beyond.high is not None and "beyond the ladder" in beyond.text
+
+
+@pytest.mark.parametrize("seeds", [4, 8, 16])
+def test_where_all_runs_agree_the_interval_is_the_space_between_two_rungs(seeds: int) -> None:
+    sharp = [(0, seeds)] * 3 + [(seeds, seeds)] * 2
+    assert threshold_interval(sharp) == pytest.approx((2, 3), abs=0.021)
+    assert threshold_interval([(0, seeds)] * 4 + [(1, seeds)])[1] is None
+    assert threshold_interval([(seeds - 1, seeds)] + [(seeds, seeds)] * 4)[0] is None
+    with pytest.raises(ValueError, match="rungs"):
+        shift_interval(sharp, sharp[1:])
+
+
+def test_the_interval_of_a_threshold_holds_the_truth_and_shrinks() -> None:
+    rng, held, width = np.random.default_rng(4), [], {4: 0.0, 16: 0.0}
+    for _ in range(40):
+        edge = rng.uniform(2, 4)
+        chance = 1 / (1 + np.exp(-(np.arange(7) - edge) / 0.4))
+        for seeds in width:
+            low, high = threshold_interval([(int(k), seeds) for k in rng.binomial(seeds, chance)])
+            held.append((low or 0) <= edge <= (high or 6))
+            width[seeds] += ((high or 6) - (low or 0)) / 40
+    assert np.mean(held) >= 0.9 and width[16] < 0.75 * width[4]
 
 
 def test_one_seed_never_shows_a_shift() -> None:
@@ -118,16 +144,46 @@ def test_shifts_that_all_seeds_show() -> None:
 
 
 def test_the_shift_has_an_interval_from_four_seeds_on() -> None:
-    """Boundaries at 2.5 and 4.5 rungs in every seed: two rungs, and half a rung that a ladder cannot say."""
+    """Boundaries between rungs 2 and 3, and 4 and 5, in every seed: two rungs, and one that a ladder cannot say."""
     low, high = ["ssscccc"] * 4, ["sssss" + "cc"] * 4
     up = compare(arm(*low) + arm(*high, name="replay"), "nobuf", "replay", LABELS, RULES)
-    assert (up.low, up.high) == (1.5, 2.5) and "95 % interval of the shift +1.5 to +2.5 rungs" in up.text
+    assert (up.low, up.high) == pytest.approx((1, 3), abs=0.05)
+    assert "95 % interval of the shift +1.0 to +3.0 rungs" in up.text
     down = compare(arm(*high) + arm(*low, name="replay"), "nobuf", "replay", LABELS, RULES)
-    assert (down.low, down.high) == (-2.5, -1.5)
+    assert (down.low, down.high) == pytest.approx((-3, -1), abs=0.05)
     three = compare(arm(*low[:3]) + arm(*high[:3], name="replay"), "nobuf", "replay", LABELS, RULES)
     assert (three.low, three.high) == (None, None)
     holes = compare(arm(*low) + arm(*high[:3], "ss?sscc", name="replay"), "nobuf", "replay", LABELS, RULES)
     assert holes.p is not None and holes.low is None
+
+
+def test_an_end_that_the_ladder_cannot_bound_is_none() -> None:
+    runs = arm(*["ssscccc"] * 4) + arm("ssssssc", *["sssssss"] * 3, name="replay")
+    found = compare(runs, "nobuf", "replay", LABELS, RULES)
+    assert found.low is not None and found.low > 1 and found.high is None
+    assert f"{found.low:+.1f} to beyond the ladder rungs" in found.text
+
+
+def test_the_interval_holds_no_shift_wherever_the_test_does_not_rule_it_out() -> None:
+    rng, alone = np.random.default_rng(5), 0
+    for _ in range(25):
+        runs = drawn(rng, "nobuf", 2.8, 4), drawn(rng, "replay", 3.8, 4)
+        found = compare([*runs[0], *runs[1]], "nobuf", "replay", LABELS, RULES)
+        if found.shift == "not_detectable":
+            assert (found.low or -1) <= 0 <= (found.high or 1)
+            tables = [[(sum(r.unstable for r in a if r.lr == x), 4) for x in RATES] for a in runs]
+            alone += (shift_interval(*tables)[0] or 0) > 0
+    assert alone  # the likelihood alone would have claimed more
+
+
+def test_seeds_needed_is_what_power_needs() -> None:
+    """At the simulation's width the test finds one rung four times in five from seven seeds a rate on."""
+    rng, needed = np.random.default_rng(2), []
+    for _ in range(7):
+        runs = [drawn(rng, name, 3.2, 8) for name in LABELS]
+        counts = [tuple((sum(r.unstable for r in a if r.lr == x), 8) for a in runs) for x in RATES]
+        needed.append(seeds_needed(counts, RULES) or 17)
+    assert 6 <= np.median(needed) <= 8 and max(needed) <= 11
 
 
 def test_the_interval_of_the_shift_holds_the_truth() -> None:

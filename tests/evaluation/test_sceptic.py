@@ -65,11 +65,16 @@ def test_sampling_error_of_one_try_has_a_closed_form_and_of_all_samples_none() -
 
 @pytest.mark.parametrize(
     ("value", "problems", "said"),
-    [(0.0, 378, "all agree: at most 0.010"), (1.0, 378, "all agree: at least 0.990"), (0.5, 12, "0.500], all agree")],
+    [
+        (1 / 3, 7, "0.333], all agree"),
+        (0.0, 378, "all agree: at most 0.010"),
+        (1.0, 378, "all agree: at least 0.990"),
+        (0.5, 12, "0.500], all agree"),
+    ],
 )
 def test_an_interval_without_width_does_not_feign_certainty(value: float, problems: int, said: str) -> None:
-    found = estimate_pass_at_ks([(2, round(2 * value))] * problems, (1,))[1]
-    assert (found.low, found.high) == (value, value)
+    found = estimate_pass_at_ks([(6, round(6 * value))] * problems, (1,))[1]
+    assert found.low == found.high == found.value == pytest.approx(value, abs=1e-15)
     assert said in estimate_text(found)
     assert "agree" not in estimate_text(Estimate(value=0.5, low=0.4, high=0.6, num_problems=9))
 

@@ -80,8 +80,9 @@ def test_bootstrap_equals_a_plain_loop() -> None:
     assert resample_means(np.array(values), seed=3, resamples=200) == pytest.approx(means, abs=1e-12)
 
 
-def test_bootstrap_interval_is_deterministic_and_the_percentiles() -> None:
-    values = np.random.default_rng(0).random(40)
+def test_bootstrap_interval_is_deterministic_and_of_a_symmetric_sample_the_percentiles() -> None:
+    half = np.random.default_rng(0).random(20)
+    values = np.concatenate([half, 1 - half])  # no skewness
     low, high = bootstrap_interval(values)
     assert (low, high) == bootstrap_interval(list(values)) and low < values.mean() < high
     means = sorted(resample_means(values))
@@ -91,6 +92,29 @@ def test_bootstrap_interval_is_deterministic_and_the_percentiles() -> None:
     assert bootstrap_interval(values, seed=1) != (low, high)
     # The textbook standard error of a mean, which the percentiles must show: 1.96 sd / sqrt(P).
     assert (high - low) / 2 == pytest.approx(1.96 * values.std() / math.sqrt(40), rel=0.06)
+
+
+@pytest.mark.parametrize("labels", [None, [i // 2 for i in range(60)]])
+def test_bootstrap_interval_of_a_skewed_sample_is_scipys_bca(labels: list[int] | None) -> None:
+    from scipy import stats
+
+    rng = np.random.default_rng(6)
+    groups = 60 if labels is None else 30
+    means = 1 - rng.random(groups) ** 6  # most near 1, as pass@k at a large k is
+    values = means if labels is None else np.repeat(means, 2)
+    low, high = bootstrap_interval(values, clusters_P=labels)
+    known = stats.bootstrap((means,), np.mean, n_resamples=20_000, method="BCa", rng=1).confidence_interval
+    width = known.high - known.low
+    assert (low, high) == pytest.approx((known.low, known.high), abs=0.03 * width)
+    plain = np.quantile(resample_means(values, clusters_P=labels), [0.025, 0.975])
+    assert low < plain[0] - 0.02 * width and high < plain[1] - 0.02 * width
+    mirrored = bootstrap_interval(1 - values, clusters_P=labels)
+    assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-9)
+
+
+def test_bootstrap_interval_of_one_cluster_or_of_equal_values_has_no_width() -> None:
+    assert bootstrap_interval([1 / 3] * 12) == (1 / 3, 1 / 3)  # whatever 12 thirds add up to
+    assert bootstrap_interval([0.2, 0.4], clusters_P=[5, 5]) == pytest.approx((0.3, 0.3))
 
 
 def test_bootstrap_pairs_columns_and_refuses_nothing() -> None:
