@@ -61,6 +61,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         writer.writerows(rows[k] for k in sorted(rows))
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_stopping():
+    """A command that ended with an error leaves its process stopping: there is one command a process, but for tests."""
+    yield
+    if "tasks.launch" in sys.modules:
+        sys.modules["tasks.launch"].STOPPING.clear()
+
+
 @dataclass(frozen=True)
 class Server:
     """A running Prefect server."""

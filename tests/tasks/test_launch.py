@@ -19,13 +19,6 @@ from tasks.settings import Settings
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def not_stopping():
-    launch.STOPPING.clear()
-    yield
-    launch.STOPPING.clear()
-
-
 def python(code):
     return [sys.executable, "-c", code]
 

@@ -25,13 +25,6 @@ ALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def not_stopping():
-    launch.STOPPING.clear()
-    yield
-    launch.STOPPING.clear()
-
-
 def test_no_task_has_a_cache_or_a_time_limit():
     """ORCHESTRATION-138, ORCHESTRATION-140: neither can go wrong, because neither is used."""
     assert len(ALL) >= 9

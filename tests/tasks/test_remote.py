@@ -25,10 +25,8 @@ CELL = "toy_toy_nobuf_lr3e4"
 
 @pytest.fixture
 def client(deployed):
-    launch.STOPPING.clear()
     with temporary_settings({PREFECT_API_URL: deployed.url}), get_client(sync_client=True) as found:
         yield found
-    launch.STOPPING.clear()
 
 
 def runs_of(client, unit):

@@ -28,13 +28,6 @@ from training.cell import MODELS
 from training.folder import CellFile, Result
 
 
-@pytest.fixture(autouse=True)
-def not_stopping():
-    launch.STOPPING.clear()
-    yield
-    launch.STOPPING.clear()
-
-
 def make_folder(path, kind, work, cell, step=None, **files):
     with whole_folder(path) as partial:
         for name, text in files.items():
