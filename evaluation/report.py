@@ -62,8 +62,12 @@ def make_finding(given: ReportInput) -> Finding:
         for r in given.runs
     )
     base = {b: s.restricted(clean) if b == given.primary else s for b, s in given.base.items()}
+    scored = (s for r in runs for s in r.scores.get(given.primary, {}).values())
+    evaluated = {p for s in (*base.values(), *scored) if s.benchmark == given.primary for p in s.problems}
+    if not evaluated:
+        return whole
     part = _find(replace(given, runs=runs, base=base))
-    return whole.replace(clean=on_subset(part, whole, len(clean)))
+    return whole.replace(clean=on_subset(part, whole, len(evaluated)))
 
 
 def _on(subset: frozenset[str], scores: dict[int, Score]) -> dict[int, Score]:

@@ -47,8 +47,8 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
     store, runs = places(parameters)
     check_writable("runs", runs)  # before the store, which is in there unless another is named
     # Also the first thing that the flow does; but it takes seconds to get there.
-    check_machine(parameters.spec, parameters.grid, store, settings())
     check_service(parameters.grid, settings())
+    check_machine(parameters.spec, parameters.grid, store, settings())
     board = Board(quiet)
     board.say("starting")
     ensure_server()

@@ -1,11 +1,11 @@
 """What a run costs, planned and actual, as a table in the Prefect UI: hours of slots and bytes of the store."""
 
-import json
 import logging
 
 from prefect.artifacts import create_table_artifact
 
 from evaluation.records import Record
+from tasks.logs import parse_steps
 from tasks.shown import key_of, try_to_show
 from tasks.work import Work
 
@@ -52,6 +52,6 @@ def spent(work: Work) -> tuple[float, float, float]:
         for path, size in work.store.backend.list(name).items():
             checkpoints += size if path.startswith("global_step_") else 0
             samples += size if path.startswith("scores/") else 0
-        log = (work.store.read(f"{name}/logs/steps.jsonl") or b"").decode("utf-8").splitlines()
-        seconds += sum(json.loads(line)["seconds"] for line in log if line)
+        log = parse_steps(work.store, name, work.store.read(f"{name}/logs/steps.jsonl"))
+        seconds += sum(line["seconds"] for line in log)
     return round(seconds / 3600, 3), round(checkpoints / 1e9, 6), round(samples / 1e9, 6)

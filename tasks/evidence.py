@@ -12,10 +12,10 @@ from evaluation.given import Cost, ReportInput, SampleShown
 from evaluation.protocol import Protocol
 from evaluation.scores import Score
 from evaluation.tables import EVIDENCE, last_scores
+from tasks.logs import parse_result, parse_steps
 from tasks.stored import read_score
 from training.cell import Cell
 from training.experiment import Experiment
-from training.folder import Result
 from training.store import Store
 
 Sources = tuple[tuple[str, str], ...]
@@ -26,8 +26,8 @@ MOST_BYTES = 1 << 29
 def evidence(store: Store, experiment: Experiment, cell: Cell) -> RunEvidence:
     """Read what one cell left: rewards and what else was logged, end, scores."""
     raw = {name: store.read(f"{cell.name}/logs/{name}") for name in ("result.json", "steps.jsonl")}
-    result = Result.model_validate_json(raw["result.json"]) if raw["result.json"] is not None else None
-    rows = [json.loads(line) for line in (raw["steps.jsonl"] or b"").decode("utf-8").splitlines() if line]
+    result = parse_result(store, cell.name, raw["result.json"])
+    rows = parse_steps(store, cell.name, raw["steps.jsonl"])
     sources = [(f"{cell.name}/logs/{n}", hashlib.sha256(r).hexdigest()) for n, r in raw.items() if r is not None]
     scores: dict[str, dict[int, Score]] = {}
     for protocol in experiment.protocols:

@@ -10,6 +10,7 @@ from evaluation.program import read_record
 from evaluation.prompts import PromptSpec
 from evaluation.protocol import Protocol
 from tasks.fence import Fence
+from tasks.logs import parse_result
 from tasks.models import ModelFiles
 from training.cell import MODELS, Cell, Identity, Model
 from training.experiment import Experiment
@@ -78,7 +79,7 @@ class Work:
         if not self.store.has(f"{cell.name}/logs"):
             return None
         raw, rollouts = self.store.read(f"{cell.name}/logs/result.json"), f"{cell.name}/rollouts"
-        result = Result.model_validate_json(raw) if raw is not None else None
+        result = parse_result(self.store, cell.name, raw)
         if result is None or self.store.has(rollouts):
             return result
         # A cell that diverged while it sampled its first step has none.

@@ -27,5 +27,6 @@ def execute(args: argparse.Namespace) -> Answer:
     with tempfile.TemporaryDirectory() as scratch:
         finding = rebuild(store, experiment, cells, Path(scratch) / "report")
     lines = [f"{r.cell}: {r.class_}" for r in finding.runs]
+    lines += [f"missing: {', '.join(finding.missing)}"] if finding.missing else []
     lines += [finding.sentence, f"report: {store.url}/reports/{experiment.name}/report.md"]
     return Answer.of(finding, "\n".join(lines), 1 if finding.missing else 0)

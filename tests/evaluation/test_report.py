@@ -14,7 +14,7 @@ import pytest
 from evaluation.curves import Criterion, RunEvidence
 from evaluation.markup import table
 from evaluation.protocol import Protocol
-from evaluation.report import COLUMNS, ReportInput, inline, report_markdown, write_report
+from evaluation.report import COLUMNS, ReportInput, inline, make_finding, report_markdown, write_report
 from evaluation.scores import Counts, Score, estimate_pass_at_k
 
 CONTRACT = (
@@ -207,6 +207,14 @@ def test_the_signs_of_the_logs_stand_beside_the_classes_and_change_none(given: R
     without = replace(given, runs=tuple(replace(r, signs=()) for r in given.runs))
     assert write_report(tmp_path / "without", without) == finding
     assert "Signs in the training logs" not in (tmp_path / "without" / "report.md").read_text()
+
+
+def test_the_clean_subset_is_counted_among_the_problems_that_were_evaluated(given: ReportInput) -> None:
+    """A protocol may evaluate fewer problems than the benchmark has."""
+    wider = replace(given, clean={"mbpp_plus": CLEAN | {f"Mbpp/{i}" for i in range(90_000, 90_100)}})
+    found, other = make_finding(given).clean, make_finding(wider).clean
+    assert found is not None and other is not None
+    assert found.num_problems == other.num_problems == len(CLEAN)
 
 
 def test_the_same_input_gives_the_same_bytes(folder: Path, given: ReportInput, tmp_path: Path) -> None:

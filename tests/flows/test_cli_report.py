@@ -82,6 +82,23 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
+@pytest.mark.parametrize("name", ["steps.jsonl", "result.json"])
+@pytest.mark.parametrize("bad", [b'{"global_step": 1, "rew', b"\xff\xfe"])
+def test_damaged_logs_are_named(store: Store, capsys: pytest.CaptureFixture[str], name: str, bad: bytes) -> None:
+    cell = SPEC.cells()[0].name
+    (Path(store.url.removeprefix("file://")) / cell / "logs" / name).write_bytes(bad)
+    assert main(["report", store.url]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: logs={store.url}/{cell}/logs/{name}: is damaged; ")
+    assert said.count("\n") == 1
+
+
+def test_for_people_too_what_is_missing_is_said(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", store.url]) == 1
+    last = SPEC.cells()[-1]
+    assert f"missing: {last.name}/global_step_{last.steps} (" in capsys.readouterr().out
+
+
 def test_the_finding_is_rebuilt_and_what_is_missing_is_said(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", store.url, "--json"]) == 1
     finding = json.loads(capsys.readouterr().out)
