@@ -71,18 +71,27 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: a complete line is not a JSON object.
     """
-    rows = []
     with path.open("rb") as f:
-        for number, line in enumerate(f, 1):
-            if not line.endswith(b"\n") or not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as e:
-                raise InputError(path.name, f"line {number}", f"not JSON ({e})", f"mend or remove {path}") from e
-            if not isinstance(row, dict):
-                raise InputError(path.name, f"line {number}", "not a JSON object", f"mend or remove {path}")
-            rows.append(row)
+        return parse_jsonl(path, f)
+
+
+def parse_jsonl(path: Path, lines: Iterable[bytes], first: int = 1) -> list[dict[str, Any]]:
+    """Return the objects of the complete ones among a file's lines, of which the first has the number `first`.
+
+    Raises:
+        InputError: a complete line is not a JSON object.
+    """
+    rows = []
+    for number, line in enumerate(lines, first):
+        if not line.endswith(b"\n") or not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as e:
+            raise InputError(path.name, f"line {number}", f"not JSON ({e})", f"mend or remove {path}") from e
+        if not isinstance(row, dict):
+            raise InputError(path.name, f"line {number}", "not a JSON object", f"mend or remove {path}")
+        rows.append(row)
     return rows
 
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from evaluation.files import write_json
-from evaluation.manifests import Provenance
+from evaluation.files import PARTIAL, write_json
+from evaluation.manifests import Provenance, is_complete
 from evaluation.prompts import PromptSpec
 from evaluation.protocol import Protocol
 from evaluation.records import Record
@@ -15,6 +15,8 @@ REQUEST = "request.json"
 Engine = Literal["transformers", "vllm"]
 FAILURE = "failure.txt"
 """In a unit's `out`: why the child gave it up, for the task that waits for it."""
+DRAWN = f"drawn{PARTIAL}"
+"""In a unit's `out`, until it is scored: every sample is there, and whoever draws is done with it."""
 
 
 class Unit(Record):
@@ -52,9 +54,14 @@ class Request(Record):
     cache: str | None = None
     """Folder of reference outputs."""
     linger_s: float = Field(default=0.0, ge=0)
-    """How long to wait for more units once all are done, unless `closed`."""
+    """How long who draws waits for more units once all are done, unless `closed`."""
     closed: bool = True
     """No more units will come."""
+
+
+def is_drawn(out: Path) -> bool:
+    """Whether nothing more is to be drawn of a unit."""
+    return (out / DRAWN).exists() or is_complete(out)
 
 
 def write_request(folder: Path, request: Request) -> None:

@@ -17,7 +17,7 @@ from flows.ablation import RUNNER, incomplete, places, prepare_work, resolve_cel
 from flows.parameters import Parameters
 from tasks.data import audit
 from tasks.progress import Board
-from tasks.scores import EvaluationChild, score
+from tasks.scores import evaluation_of, score
 from tasks.settings import tell_from
 
 
@@ -78,9 +78,6 @@ def _score(label: str, name: str | None, step: int, parameters: Parameters) -> S
     cell = resolve_cell(parameters, name) if name is not None else None
     work = prepare_work(parameters, *places(parameters), here=True)
     audit(work)
-    child = EvaluationChild(work, f"evaluations/{label.replace(' ', '-')}")
-    try:
-        score(work, cell, step, child)
-    finally:
-        child.close()
+    with evaluation_of(work, f"evaluations/{label.replace(' ', '-')}", units_come=False) as evaluation:
+        score(work, cell, step, evaluation)
     return Completed(message=f"{label}: scored")

@@ -72,7 +72,7 @@ class Loop:
     units: Units
     max_training: int
     scores_first: bool = False
-    """No cell starts while a score is being made: they share the only GPU."""
+    """No cell starts while samples are drawn, or wait to be: they share the only GPU."""
     look_every_s: float = LOOK_EVERY_S
     max_scoring: int = 32
     """Scores being made or waited for at a time: each holds a thread."""
@@ -155,7 +155,7 @@ class Loop:
 
     def _train(self, cell: Cell, at_work: set[str]) -> None:
         """Start a cell if there is a slot; a cell that ends during this look keeps its own: its scores come first."""
-        if self.scores_first and any(map(_running, self.scoring.values())):
+        if self.scores_first and any(_running(f) and not self.work.drawn(*key) for key, f in self.scoring.items()):
             return
         here = self.units.publish is not None and self.work.ended_here(cell)
         if self.units.train and cell.name not in self.training and len(at_work) < self.max_training and not here:

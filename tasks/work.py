@@ -9,6 +9,7 @@ from evaluation.problems import Prepared
 from evaluation.program import read_record
 from evaluation.prompts import PromptSpec
 from evaluation.protocol import Protocol
+from evaluation.request import is_drawn
 from tasks.fence import Fence
 from tasks.logs import parse_result
 from tasks.models import ModelFiles
@@ -72,7 +73,11 @@ class Work:
 
     def score_rel(self, cell: Cell | None, protocol: Protocol, step: int) -> str:
         """Place of a score in the store; the base model's are under the model's name."""
-        return f"{cell.name if cell else self.model.name}/scores/{protocol.folder}/global_step_{step}"
+        return self._score_rel(cell.name if cell else self.model.name, protocol, step)
+
+    @staticmethod
+    def _score_rel(name: str, protocol: Protocol, step: int) -> str:
+        return f"{name}/scores/{protocol.folder}/global_step_{step}"
 
     def result(self, cell: Cell) -> Result | None:
         """How a cell ended, once its logs are sealed in the store, and its rollouts whole."""
@@ -110,6 +115,11 @@ class Work:
     def scored(self, cell: Cell | None, step: int) -> bool:
         """Whether every protocol has a complete score in the store."""
         return all(self.store.has(self.score_rel(cell, p, step)) for p in self.experiment.protocols)
+
+    def drawn(self, name: str, step: int) -> bool:
+        """Whether every sample of a cell's (or the base model's) checkpoint is on this disk: no GPU is needed now."""
+        outs = (self.runs / self._score_rel(name, p, step) for p in self.experiment.protocols)
+        return all(map(is_drawn, outs))
 
     def unscored(self) -> list[str]:
         """Name every published checkpoint, and the base, that lacks a score under a protocol, in order."""

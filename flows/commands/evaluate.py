@@ -1,7 +1,7 @@
 """`ablation evaluate PATH_OR_REPO[:SUBFOLDER]`: draws and judges samples of any checkpoint, ours or not.
 
-The work is a child's (`python -m evaluation.run`), so that this process needs no torch. Killed and started again with
-the same words, it goes on where it was.
+The work is that of children (`python -m evaluation.run`), so that this process needs no torch. Killed and started again
+with the same words, it goes on where it was.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import json
 import logging
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -29,7 +28,8 @@ from flows.commands.checkpoints import Checkpoint, locate
 from flows.commands.flags import add_data, add_gsm8k
 from flows.commands.score import score_answer
 from flows.experiments import EXPERIMENTS
-from tasks.launch import ChildFailed, run_to_end
+from tasks.evaluation import Evaluation
+from tasks.launch import STOPPING, ChildFailed
 from tasks.settings import settings
 from training.cell import MODELS
 
@@ -93,7 +93,7 @@ def execute(args: argparse.Namespace) -> Answer:
     refuse_other(unit, out, work)
     write_request(work, request)
     try:
-        run_evaluation(work, out)
+        run_evaluation(work, request)
     except (InputError, MachineError):
         if not (out / "samples.jsonl").is_file():
             shutil.rmtree(work)  # nothing was begun: the corrected command starts afresh
@@ -222,26 +222,42 @@ def refuse_other(unit: Unit, out: Path, work: Path) -> None:
         raise InputError("out", out, "holds something else", "give another --out, or remove it")
 
 
-def run_evaluation(work: Path, out: Path) -> None:
-    """Run the child to its end; a score with harness errors (exit 1) is an answer, any other failure is raised.
+def run_evaluation(work: Path, request: Request) -> None:
+    """Run the children to their end; a score with harness errors is an answer, any other failure is raised.
 
     Raises:
-        AblationError: the child's own line.
+        AblationError: a child's own line.
     """
-    path = work / "evaluation.log"
-    path.unlink(missing_ok=True)
-    told = 0
+    evaluation = Evaluation(work, request)
+    tails = [Lines(evaluation.log(part)) for part in ("draw", "judge")]
 
     def forward() -> None:
-        nonlocal told
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        for line in lines[told:]:
-            if not line.startswith("error: "):  # that one is raised again, and told once
-                log.info("%s", line)
-        told = len(lines)
+        for tail in tails:
+            tail.forward()
 
+    STOPPING.clear()
     try:
-        run_to_end([sys.executable, "-m", "evaluation.run", str(work)], log=path, on_tick=forward)
+        with evaluation:
+            evaluation.score(list(request.units), forward)
     except ChildFailed:
-        if not (out / "score.json").is_file():
+        if not (Path(request.units[0].out) / "score.json").is_file():
             raise
+    finally:
+        forward()
+
+
+class Lines:
+    """What a child writes, told as it comes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.told = path, 0
+        path.unlink(missing_ok=True)
+
+    def forward(self) -> None:
+        """Tell the lines that are new; a child's error is raised, and told once."""
+        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
+        lines = text.splitlines()
+        for line in lines[self.told :]:
+            if not line.startswith("error: "):
+                log.info("%s", line)
+        self.told = len(lines)
