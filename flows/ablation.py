@@ -30,7 +30,7 @@ from tasks.registration import register
 from tasks.remote import check_workers, score_in_pool, train_in_pool
 from tasks.reports import report
 from tasks.retention import spare_all
-from tasks.scores import evaluation_of, score_checkpoint
+from tasks.scores import evaluator_of, score_checkpoint
 from tasks.settings import settings
 from tasks.work import Work
 from training.cell import MODELS, Cell
@@ -212,11 +212,11 @@ def run_here(
     work: Work, board: Board, parameters: Parameters, *, training: bool = True, scoring: bool = True
 ) -> list[Exception]:
     """Train and publish, score, or both, in children of this process; return why what failed did."""
-    evaluation = evaluation_of(work)
+    evaluator = evaluator_of(work)
     spare_all(work)
 
     def score(cell: Cell | None, step: int, after: Sequence[Future]) -> Future:
-        return submit(score_checkpoint, work, cell, step, label(work, cell, step), evaluation, after=after)
+        return submit(score_checkpoint, work, cell, step, label(work, cell, step), evaluator, after=after)
 
     units = Units(
         train=(lambda cell: submit(train_cell, work, cell, board)) if training else None,
@@ -229,7 +229,7 @@ def run_here(
         training and scoring and work.trains_on_gpu and len(here.gpus) <= here.gpus_per_cell
     )  # beside a cell nothing is scored
     loop = Loop(work, units, parameters.max_parallel_cells or slots(work), scores_first=no_spare)
-    with stopping_children(), evaluation:
+    with stopping_children(), evaluator:
         loop.run()
     return failures_of(loop)
 

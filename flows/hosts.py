@@ -17,7 +17,7 @@ from flows.ablation import RUNNER, incomplete, places, prepare_work, resolve_cel
 from flows.parameters import Parameters
 from tasks.data import audit
 from tasks.progress import Board
-from tasks.scores import evaluation_of, score
+from tasks.scores import evaluator_of, score
 from tasks.settings import tell_from
 
 
@@ -78,6 +78,6 @@ def _score(label: str, name: str | None, step: int, parameters: Parameters) -> S
     cell = resolve_cell(parameters, name) if name is not None else None
     work = prepare_work(parameters, *places(parameters), here=True)
     audit(work)
-    with evaluation_of(work, f"evaluations/{label.replace(' ', '-')}", units_come=False) as evaluation:
-        score(work, cell, step, evaluation)
+    with evaluator_of(work, f"evaluations/{label.replace(' ', '-')}", units_come=False) as evaluator:
+        score(work, cell, step, evaluator)
     return Completed(message=f"{label}: scored")

@@ -10,7 +10,7 @@ from prefect import task
 
 from evaluation.manifests import damaged, is_complete
 from evaluation.request import DRAWN, Request, Unit
-from tasks.evaluation import Evaluation
+from tasks.evaluator import Evaluator
 from tasks.progress import Drawing
 from tasks.retention import reading, spare
 from tasks.retries import ONCE_EACH, retriable
@@ -33,12 +33,12 @@ LINGER_S = 600.0
     retry_condition_fn=retriable,
     **ONCE_EACH,
 )
-def score_checkpoint(work: Work, cell: Cell | None, step: int, label: str, evaluation: Evaluation) -> None:
+def score_checkpoint(work: Work, cell: Cell | None, step: int, label: str, evaluator: Evaluator) -> None:
     """Draw and judge one checkpoint under every protocol, and publish its scores."""
-    score(work, cell, step, evaluation)
+    score(work, cell, step, evaluator)
 
 
-def score(work: Work, cell: Cell | None, step: int, evaluation: Evaluation) -> None:
+def score(work: Work, cell: Cell | None, step: int, evaluator: Evaluator) -> None:
     """Score what the store lacks of one checkpoint.
 
     Raises:
@@ -71,8 +71,8 @@ def score(work: Work, cell: Cell | None, step: int, evaluation: Evaluation) -> N
                 )
                 for p, out in outs.items()
             ]
-            drawing = Drawing(f"{name} step {step}", units, evaluation.log("draw"))
-            evaluation.score(units, drawing.tick)
+            drawing = Drawing(f"{name} step {step}", units, evaluator.log("draw"))
+            evaluator.score(units, drawing.tick)
             drawing.finish()
     for protocol, out in outs.items():
         work.store.publish(out, work.score_rel(cell, protocol, step))
@@ -99,7 +99,7 @@ def model_of(work: Work, cell: Cell | None, step: int) -> Iterator[tuple[str, st
     shutil.rmtree(fetched)
 
 
-def evaluation_of(work: Work, name: str = "evaluation", *, units_come: bool = True) -> Evaluation:
+def evaluator_of(work: Work, name: str = "evaluation", *, units_come: bool = True) -> Evaluator:
     """Return what scores the checkpoints of a piece of work.
 
     Args:
@@ -123,4 +123,4 @@ def evaluation_of(work: Work, name: str = "evaluation", *, units_come: bool = Tr
         linger_s=linger_s,
         closed=not units_come,
     )
-    return Evaluation(work.runs / name, request, needs_gpu=gpu)
+    return Evaluator(work.runs / name, request, needs_gpu=gpu)

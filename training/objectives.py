@@ -51,19 +51,19 @@ def next_token_logprobs(logits_BTV: torch.Tensor, ids_BT: torch.Tensor, temperat
     return -loss_N.view_as(ids_BT)
 
 
-def head_logprobs(
-    logits_BTV: torch.Tensor,
-    ids_BT: torch.Tensor,
-    logprobs_BT: torch.Tensor,
-    head_BTK: torch.Tensor,
-    temperature: float,
-) -> torch.Tensor:
-    """Return (B, T, K) log-probabilities of the head's tokens, without another pass over the vocabulary.
+def token_and_head_logprobs(
+    logits_BTV: torch.Tensor, ids_BT: torch.Tensor, head_BTK: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (B, T) log-probabilities of the tokens and (B, T, K) of the head's, in one pass over the vocabulary.
 
-    They differ from the token's own (B, T) log-probability by the difference of two logits.
+    A head's token differs from the one that was drawn by the difference of two logits. Both are taken from one fp32
+    copy: from bf16 logits the parts of the gradient are then added before they are rounded, and where the policy is
+    sure of a token they nearly cancel.
     """
-    both_BTK = logits_BTV.gather(-1, torch.cat([head_BTK, ids_BT[..., None]], -1)).float() / temperature
-    return both_BTK[..., :-1] - both_BTK[..., -1:] + logprobs_BT[..., None]
+    logits_BTV = logits_BTV.float()
+    logprobs_BT = next_token_logprobs(logits_BTV, ids_BT, temperature)
+    both_BTK = logits_BTV.gather(-1, torch.cat([head_BTK, ids_BT[..., None]], -1)) / temperature
+    return logprobs_BT, both_BTK[..., :-1] - both_BTK[..., -1:] + logprobs_BT[..., None]
 
 
 def head_logprobs_from_hidden(

@@ -44,10 +44,10 @@ from training.mismatch import SamplerCopy
 from training.objectives import (
     GradientPart,
     collate,
-    head_logprobs,
     head_logprobs_from_hidden,
     mean_token_nll,
     next_token_logprobs,
+    token_and_head_logprobs,
 )
 from training.order import EpochSampler, stream_seed
 from training.processes import agreed
@@ -218,8 +218,7 @@ class CellTrainer(GRPOTrainer):
             return self._get_per_token_logps_and_entropies(model, ids, attention, keep)[0], None
         if lean:
             logits = self._completion_logits(model, ids, attention, keep)
-            logprobs = next_token_logprobs(logits, tokens, self.temperature)
-            return logprobs, head_logprobs(logits, tokens, logprobs, head, self.temperature)
+            return token_and_head_logprobs(logits, tokens, head, self.temperature)
         policy = self.accelerator.unwrap_model(model)
         with hidden_states(policy) as seen:
             logprobs = self._get_per_token_logps_and_entropies(model, ids, attention, keep)[0]

@@ -28,7 +28,7 @@ from flows.commands.checkpoints import Checkpoint, locate
 from flows.commands.flags import add_data, add_gsm8k
 from flows.commands.score import score_answer
 from flows.experiments import EXPERIMENTS
-from tasks.evaluation import Evaluation
+from tasks.evaluator import Evaluator
 from tasks.launch import STOPPING, ChildFailed
 from tasks.settings import settings
 from training.cell import MODELS
@@ -228,8 +228,8 @@ def run_evaluation(work: Path, request: Request) -> None:
     Raises:
         AblationError: a child's own line.
     """
-    evaluation = Evaluation(work, request)
-    tails = [Lines(evaluation.log(part)) for part in ("draw", "judge")]
+    evaluator = Evaluator(work, request)
+    tails = [Lines(evaluator.log(part)) for part in ("draw", "judge")]
 
     def forward() -> None:
         for tail in tails:
@@ -237,8 +237,8 @@ def run_evaluation(work: Path, request: Request) -> None:
 
     STOPPING.clear()
     try:
-        with evaluation:
-            evaluation.score(list(request.units), forward)
+        with evaluator:
+            evaluator.score(list(request.units), forward)
     except ChildFailed:
         if not (Path(request.units[0].out) / "score.json").is_file():
             raise

@@ -19,7 +19,7 @@ from tasks.checkpoints import publish, seal
 from tasks.models import locate_model, prompt_of
 from tasks.progress import Board
 from tasks.reports import gather, publish_report
-from tasks.scores import evaluation_of, score
+from tasks.scores import evaluator_of, score
 from tasks.wandb_results import entries_of
 from tasks.work import Work
 from training.cell import MODELS
@@ -59,7 +59,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     prompt = prompt_of(model, files, experiment.benchmark)
     store = open_store(str(root / "store"))
     work = Work(experiment, experiment.cells(), root / "runs", store, prepared, files, prompt)
-    child = evaluation_of(work)
+    child = evaluator_of(work)
     score(work, None, 0, child)
     for cell in work.cells:
         train(work, cell, Board(quiet=True))

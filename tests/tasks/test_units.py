@@ -21,7 +21,7 @@ from tasks.checkpoints import publish, publish_open_files, seal
 from tasks.data import audit_work, check_machine
 from tasks.models import locate_model, prompt_of
 from tasks.progress import Board, Progress
-from tasks.scores import evaluation_of, model_of, score
+from tasks.scores import evaluator_of, model_of, score
 from tasks.settings import Settings
 from tasks.wandb_results import entries_of, tell_wandb
 from training.cell import MODELS
@@ -309,7 +309,7 @@ def test_what_a_trainer_says_is_shown_with_reward_gradient_norm_and_time_left(tm
 
 def test_an_evaluation_that_cannot_start_fails_its_scores_in_its_own_words(make_work):
     work = make_work()
-    child = evaluation_of(work)
+    child = evaluator_of(work)
     with pytest.raises(InputError, match="no problems of toy_plus"):
         score(work, None, 0, child)
     child.close()
@@ -318,7 +318,7 @@ def test_an_evaluation_that_cannot_start_fails_its_scores_in_its_own_words(make_
 
 def test_stopping_ends_a_score_that_waits(make_work):
     work = make_work()
-    child = evaluation_of(work)
+    child = evaluator_of(work)
     threading.Timer(0.5, launch.STOPPING.set).start()
     with pytest.raises((Stopped, InputError)):
         score(work, None, 0, child)

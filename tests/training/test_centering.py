@@ -6,23 +6,26 @@ the learner's, scaled to the mass that is missing: GRPO-088) and takes the expec
 
 import pytest
 import torch
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
 from training.objectives import (
     Weight,
     centering,
-    head_logprobs,
     head_logprobs_from_hidden,
     next_token_logprobs,
     policy_gradient,
+    token_and_head_logprobs,
 )
 
 B, T, V, D = 4, 6, 96, 16
 
 
-def distributions(gap: float, dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def distributions(
+    gap: float, dtype: torch.dtype, seed: int = 0, scale: float = 3
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the learner's logits (a leaf of `dtype`), the sampler's log-probs `gap` away, and sampled tokens."""
     key = torch.Generator().manual_seed(seed)
-    logits = (3 * torch.randn(B, T, V, generator=key, dtype=torch.float64)).to(dtype)
+    logits = (scale * torch.randn(B, T, V, generator=key, dtype=torch.float64)).to(dtype)
     noise = torch.randn(B, T, V, generator=key, dtype=torch.float64)
     q_log = (logits.double() + gap * noise).log_softmax(-1)
     tokens = torch.multinomial(q_log.exp().flatten(0, 1), 1, generator=key).view(B, T)
@@ -67,8 +70,7 @@ def ours(
         logprobs = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
         head = logits.log_softmax(-1).gather(-1, ids)
     else:
-        logprobs = next_token_logprobs(logits, tokens, 1.0)
-        head = head_logprobs(logits, tokens, logprobs, ids, 1.0)
+        logprobs, head = token_and_head_logprobs(logits, tokens, ids, 1.0)
     a = advantages().to(wide)
     sampled = q_log.gather(-1, tokens[..., None])[..., 0].to(wide)
     centre = centering(head, q_head.to(wide), a, weight).sum()
@@ -98,6 +100,47 @@ def test_the_gradient_is_that_of_the_brute_force(
     else:  # no ratio is truncated: an expected score of exactly zero
         assert float(expected_centre.abs().max()) < 1e-12
         assert float(centre.abs().max()) <= (1e-6 if dtype != torch.bfloat16 else 1e-2)
+
+
+@pytest.mark.parametrize("scale", [0.3, 3, 8])
+@pytest.mark.parametrize("k", [32, V])
+@pytest.mark.parametrize("weight", ["one", "tis2"])
+def test_in_bf16_the_parts_of_the_gradient_are_added_before_they_are_rounded(
+    scale: float, k: int, weight: Weight
+) -> None:
+    """Flat or sure of itself, near the sampler or far from it: its parts are up to a hundred times what is left."""
+    for gap in (0.01, 1.0, 5.0):
+        given = distributions(gap, torch.bfloat16, scale=scale)
+        (loss, centre), (expected_loss, expected_centre) = ours(*given, k, weight), brute_force(*given, k, weight)
+        assert apart(loss, expected_loss) <= 4e-3
+        if float(expected_centre.norm()) > 1e-4:
+            assert apart(centre, expected_centre) <= 4e-3
+
+
+@pytest.mark.parametrize("scale", [0.3, 3, 8])
+@pytest.mark.parametrize("weight", ["one", "tis2"])
+@pytest.mark.parametrize("gap", [0.01, 1.0, 5.0])
+def test_in_bf16_from_hidden_states_the_loss_s_gradient_is_that_of_the_brute_force(
+    scale: float, weight: Weight, gap: float
+) -> None:
+    """TRL's fused head rounds every token's part of the gradient to bf16 before it adds them up."""
+    key = torch.Generator().manual_seed(0)
+    hidden = torch.randn(B, T, D, generator=key).bfloat16().requires_grad_()
+    matrix = (scale * torch.randn(V, D, generator=key) / D**0.5).bfloat16().requires_grad_()
+    rounded = (hidden @ matrix.T).detach().double()
+    q_log = (rounded + gap * torch.randn(B, T, V, generator=key, dtype=torch.float64)).log_softmax(-1)
+    tokens = torch.multinomial(q_log.exp().flatten(0, 1), 1, generator=key).view(B, T)
+    q_head, ids = q_log.topk(32, -1)
+    logprobs = ChunkedLogProbFunction.apply(hidden.flatten(0, 1), matrix, None, tokens.flatten(), 1.0, V, None, 1.0, ())
+    logprobs = logprobs[0].view(B, T)
+    head = head_logprobs_from_hidden(hidden, matrix, tokens, logprobs, ids, 1.0)
+    a, sampled = advantages().float(), q_log.gather(-1, tokens[..., None])[..., 0].float()
+    loss = policy_gradient(logprobs, sampled, a, weight) + centering(head, q_head.float(), a, weight)
+    found = torch.autograd.grad(loss.sum(), (hidden, matrix))
+    upstream = brute_force(rounded, q_log, tokens, 32, weight)[0]
+    expected = upstream @ matrix.double(), upstream.flatten(0, 1).T @ hidden.double().flatten(0, 1)
+    for mine, other in zip(found, expected, strict=True):
+        assert apart(mine.double(), other.detach()) <= 2e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -136,8 +179,7 @@ def test_a_head_that_is_all_there_is_does_not_blow_up(share: float) -> None:
     q[..., 3] = share
     head, ids = q.log().topk(32, -1)
     tokens = torch.tensor([[3]])
-    logprobs = next_token_logprobs(logits, tokens, 1.0)
-    mine = head_logprobs(logits, tokens, logprobs, ids, 1.0)
+    _, mine = token_and_head_logprobs(logits, tokens, ids, 1.0)
     loss = centering(mine, head.float(), torch.ones(1), "one").sum()
     (grad,) = torch.autograd.grad(loss, logits)
     assert bool(torch.isfinite(grad).all()) and float(grad.abs().max()) <= 1e-5
@@ -156,7 +198,7 @@ def test_the_head_s_log_probs_come_without_a_second_pass_from_logits_or_from_hid
     upstream = torch.randn(expected.shape, generator=key)
     wanted = torch.autograd.grad((expected * upstream).sum(), (hidden, matrix), retain_graph=True)
     for found in (
-        head_logprobs(logits, tokens, logprobs, head, temperature),
+        token_and_head_logprobs(logits, tokens, head, temperature)[1],
         head_logprobs_from_hidden(hidden, matrix, tokens, logprobs, head, temperature),
     ):
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)

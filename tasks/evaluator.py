@@ -25,7 +25,7 @@ Part = Literal["draw", "judge"]
 LOOK_EVERY_S = 0.2
 
 
-class Evaluation:
+class Evaluator:
     """Both halves of `python -m evaluation.run`, each started when there is something for it, and fed by a request."""
 
     def __init__(self, folder: Path, request: Request, *, needs_gpu: bool = False) -> None:
