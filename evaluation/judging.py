@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from evaluation.drawing import SAMPLES, problems_of, wanted_of
 from evaluation.errors import IncompleteError
@@ -36,8 +37,8 @@ class Growing:
     path: Path
     wanted: frozenset[tuple[str, int]]
     rows: dict[tuple[str, int], Sample] = field(default_factory=dict)
-    inode: int = 0
-    offset: int = 0
+    file: BinaryIO | None = None
+    """Held open from look to look: no other file can have its inode as long."""
     lines: int = 0
 
     @property
@@ -46,21 +47,41 @@ class Growing:
         return len(self.rows) == len(self.wanted)
 
     def more(self) -> list[Sample]:
-        """Return the wanted samples that were not there at the last look."""
+        """Return the wanted samples that were not there at the last look.
+
+        Raises:
+            InputError: a whole line is none.
+        """
         if self.complete or not self.path.is_file():
             return []
-        with self.path.open("rb") as f:
-            stat = os.fstat(f.fileno())
-            if stat.st_ino != self.inode or stat.st_size < self.offset:
-                self.inode, self.offset, self.lines = stat.st_ino, 0, 0
-            f.seek(self.offset)
-            whole, end, _ = f.read().rpartition(b"\n")
-        lines = list(io.BytesIO(whole + end))
+        lines = list(io.BytesIO(self._whole_lines()))
         rows = [Sample.model_validate(r) for r in parse_jsonl(self.path, lines, self.lines + 1)]
-        self.offset, self.lines = self.offset + len(whole + end), self.lines + len(lines)
+        self.lines += len(lines)
         new = {k: r for r in rows if (k := (r.task_id, r.index)) in self.wanted and k not in self.rows}
         self.rows |= new
+        if self.complete:
+            self.close()
         return list(new.values())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+    def _whole_lines(self) -> bytes:
+        """Read on to the last line end; from the beginning in a file that took the place of the one before."""
+        stat = self.path.stat()
+        if self.file is None or not os.path.samestat(stat, os.fstat(self.file.fileno())) or stat.st_size < self._at():
+            self.close()
+            self.file, self.lines = self.path.open("rb"), 0
+        start = self._at()
+        whole, end, _ = self.file.read().rpartition(b"\n")
+        self.file.seek(start + len(whole + end))
+        return whole + end
+
+    def _at(self) -> int:
+        return self.file.tell() if self.file is not None else 0
 
 
 @dataclass

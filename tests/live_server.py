@@ -116,13 +116,13 @@ class Live:
         raise AssertionError(f"no end within {seconds:.0f} s: {found['state']}")
 
 
-def pids_of(module, runs):
-    """Processes that run `python -m MODULE` in a folder below `runs`."""
+def pids_of(word, runs):
+    """Processes with this word among their arguments, a module or a half of an evaluation, in a folder below `runs`."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if module in words and any(w.startswith(str(runs)) for w in words) and "tasks.leash" not in words:
+            if word in words and any(w.startswith(str(runs)) for w in words) and "tasks.leash" not in words:
                 found.append(int(entry.name))
     return found
 

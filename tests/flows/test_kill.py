@@ -80,16 +80,16 @@ def test_a_killed_flow_takes_its_children_along_and_the_same_command_finishes(pr
     victims: dict[str, int] = {}
 
     def killed_all_or_over():
-        for module in {"training.run", "evaluation.run"} - victims.keys():
-            if found := pids_of(module, runs):  # a cell may have ended before the kill: then none trains again
-                victims[module] = found[0]
+        for what in {"training.run", "draw", "judge"} - victims.keys():
+            if found := pids_of(what, runs):  # a cell may have ended before the kill: then none trains again
+                victims[what] = found[0]
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(found[0], signal.SIGKILL)
-        return len(victims) == 2 or second.poll() is not None
+        return len(victims) == 3 or second.poll() is not None
 
-    wait_for(killed_all_or_over, PATIENCE_S, "a trainer and the evaluator", 0.02)
+    wait_for(killed_all_or_over, PATIENCE_S, "a trainer and both halves of the evaluator", 0.02)
     finish(second, log)
-    assert "evaluation.run" in victims, log.read_text()  # what was published a moment before the kill is not scored yet
+    assert {"draw", "judge"} <= victims.keys(), log.read_text()  # what was published a moment before the kill is not scored yet
     check_end(runs, before)
 
 

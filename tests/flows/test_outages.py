@@ -65,7 +65,7 @@ def undisturbed(live, tmp_path_factory):
     return answers(runs / "store"), end["total_run_time"]
 
 
-def kill(live, victim, run, flow, runs):
+def kill(live, chance, victim, run, flow, runs):
     """Kill a part of a run that goes on, if it is there; say what was killed."""
     if victim in {"server", "worker"}:
         if _over(live, run):
@@ -73,8 +73,8 @@ def kill(live, victim, run, flow, runs):
         (live.kill_server if victim == "server" else live.kill_worker)()
         (live.start_server if victim == "server" else live.start_worker)()
         return victim
-    modules = {"trainer": "training.run", "evaluator": "evaluation.run"}
-    pid = next(iter(pids_of(modules[victim], runs)), None) if victim in modules else flow
+    words = {"trainer": "training.run", "evaluator": chance.choice(("draw", "judge"))}
+    pid = next(iter(pids_of(words[victim], runs)), None) if victim in words else flow
     with contextlib.suppress(ProcessLookupError):
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
@@ -93,7 +93,7 @@ def run_and_kill(live, chance, victim, runs, seconds, wait_for):
         time.sleep(chance.uniform(0, 0.03))
     else:
         time.sleep(chance.uniform(0, seconds))
-    done = wait_for(lambda: kill(live, victim, run, flow, runs) or _over(live, run), PATIENCE_S, victim, 0.05)
+    done = wait_for(lambda: kill(live, chance, victim, run, flow, runs) or _over(live, run), PATIENCE_S, victim, 0.05)
     return run if done == victim else None
 
 
