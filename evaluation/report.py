@@ -36,7 +36,7 @@ __all__ = ["COLUMNS", "Cost", "ReportInput", "SampleShown", "inline", "make_find
 def write_report(folder: Path, given: ReportInput) -> Finding:
     """Write report.html, report.md, its pictures, scores.csv, finding.json (and result.json) to `folder`; return it."""
     finding = make_finding(given)
-    pictures = draw_pictures(given)
+    pictures = _draw_pictures(given)
     folder.mkdir(parents=True, exist_ok=True)
     for name, png in pictures.items():
         partial = folder / f"{name}{PARTIAL}"
@@ -91,7 +91,7 @@ def _find(given: ReportInput) -> Finding:
     )
 
 
-def draw_pictures(given: ReportInput) -> dict[str, bytes]:
+def _draw_pictures(given: ReportInput) -> dict[str, bytes]:
     """Return the PNGs by file name."""
     from evaluation.plots import plot_curves, plot_ladder
 

@@ -12,7 +12,7 @@ from evaluation.contamination import Contamination
 from evaluation.findings import Finding
 from evaluation.manifests import Provenance, Revisions, versions, write_manifest
 from evaluation.page.explorer import chosen_problems
-from evaluation.report import ReportInput, draw_pictures, inline, report_markdown, write_report
+from evaluation.report import ReportInput, inline, report_markdown, write_report
 from tasks.evidence import base_or_cell_scores, cost_of, evidence, shown_samples
 from tasks.registration import NAME, departures, read_registered
 from tasks.retries import ONCE_EACH
@@ -41,8 +41,9 @@ def report(
     shared["contamination.json"] = shared["split.json"].with_name("contamination.json")
     given = gather(work.store, work.experiment, work.cells, missing, work.prepared.contamination, wall_minutes)
     given = replace(given, departures=(*given.departures, *departures))
-    finding = publish_report(work.store, given, work.runs / "reports" / work.experiment.name, shared)
-    show(given, finding)
+    folder = work.runs / "reports" / work.experiment.name
+    finding = publish_report(work.store, given, folder, shared)
+    show(given, finding, folder)
     tell_wandb(work, given, finding)
     return finding
 
@@ -109,8 +110,8 @@ def publish_report(store: Store, given: ReportInput, out: Path, shared: dict[str
     return finding
 
 
-def show(given: ReportInput, finding: Finding) -> None:
-    """Put the report and the table of cells into the Prefect UI; an unreachable server costs the picture only."""
+def show(given: ReportInput, finding: Finding, folder: Path) -> None:
+    """Put the report in `folder` and the table of cells into the Prefect UI; an unreachable server costs the picture only."""
     key = key_of(given.experiment)
     rows = [
         {"cell": r.cell, "class": r.class_, "onset step": r.onset_step, "why": r.why, "signs": "; ".join(seen.signs)}
@@ -118,7 +119,8 @@ def show(given: ReportInput, finding: Finding) -> None:
     ]
 
     def create() -> None:
-        markdown = report_markdown(given, finding, inline(draw_pictures(given)))
+        pictures = {p.name: p.read_bytes() for p in folder.glob("*.png")}
+        markdown = report_markdown(given, finding, inline(pictures))
         create_markdown_artifact(markdown, key=f"{key}-report", description=finding.sentence)
         create_table_artifact(rows, key=f"{key}-cells", description="every planned cell")
 
