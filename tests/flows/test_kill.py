@@ -89,7 +89,9 @@ def test_a_killed_flow_takes_its_children_along_and_the_same_command_finishes(pr
 
     wait_for(killed_all_or_over, PATIENCE_S, "a trainer and both halves of the evaluator", 0.02)
     finish(second, log)
-    assert {"draw", "judge"} <= victims.keys(), log.read_text()  # what was published a moment before the kill is not scored yet
+    assert {"draw", "judge"} <= victims.keys(), (
+        log.read_text()
+    )  # what was published a moment before the kill is not scored yet
     check_end(runs, before)
 
 
