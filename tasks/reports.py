@@ -111,7 +111,7 @@ def publish_report(store: Store, given: ReportInput, out: Path, shared: dict[str
 
 
 def show(given: ReportInput, finding: Finding, folder: Path) -> None:
-    """Put the report in `folder` and the table of cells into the Prefect UI; an unreachable server costs the picture only."""
+    """Put a written report and the table of cells into the UI; an unreachable server costs the picture only."""
     key = key_of(given.experiment)
     rows = [
         {"cell": r.cell, "class": r.class_, "onset step": r.onset_step, "why": r.why, "signs": "; ".join(seen.signs)}

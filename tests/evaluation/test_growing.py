@@ -1,7 +1,6 @@
 """Samples are judged while their file grows: each is seen once, whole, whatever is cut or replaced meanwhile."""
 
 import json
-import os
 import random
 
 import pytest
@@ -38,7 +37,7 @@ def test_every_sample_is_seen_once_however_the_file_grows(tmp_path, seed):
                 chance.shuffle(written)
                 fresh = tmp_path / "fresh"
                 fresh.write_bytes(b"".join(map(line, written)))
-                os.replace(fresh, path)
+                fresh.replace(path)
             else:
                 at = chance.randrange(len(text))
                 f.write(text[:at])
