@@ -183,6 +183,8 @@ def _status(differences: Sequence[float], rules: Criterion) -> str:
     if error is None or interval is None:
         return "one seed, no interval"
     mean, count, (low, high) = float(np.mean(differences)), len(differences), interval
+    if error < 1e-9:  # equal to the last problem: chance, or nothing happened
+        return f"inconclusive: paired drop difference {mean:.3f} in all of {count} seeds, whose spread tells no error"
     word = "inconclusive"
     if low >= rules.drop_min_difference:
         word = "the difference reaches the threshold"

@@ -194,7 +194,8 @@ def prepare_work(parameters: Parameters, store: Store, runs: Path, *, here: bool
         here: cells or scores run on this host whatever the launcher.
     """
     experiment, cells = parameters.spec, parameters.grid
-    check_machine(experiment, cells, store, settings().replace(launcher="process") if here else settings())
+    check_machine(experiment, cells, settings().replace(launcher="process") if here else settings())
+    store.check_writable()
     prepared = split(experiment, runs / "data", parameters.mbpp, parameters.mbpp_plus, parameters.gsm8k)
     files, prompt = resolve_model(MODELS[cells[0].model], experiment.benchmark, runs)
     work = Work(experiment, cells, runs, store, prepared, files, prompt, end_by=parameters.end_by)

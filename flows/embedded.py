@@ -45,10 +45,11 @@ def run(parameters: Parameters, *, quiet: bool = False) -> RunOutcome:
         logging.getLogger("prefect").propagate = False  # what we tell in a line, it tells in tracebacks
         logging.getLogger("tasks.children").setLevel(logging.WARNING)  # on a terminal there are the bars
     store, runs = places(parameters)
-    check_writable("runs", runs)  # before the store, which is in there unless another is named
     # Also the first thing that the flow does; but it takes seconds to get there.
     check_service(parameters.grid, settings())
-    check_machine(parameters.spec, parameters.grid, store, settings())
+    check_machine(parameters.spec, parameters.grid, settings())
+    check_writable("runs", runs)  # before the store, which is in there unless another is named
+    store.check_writable()
     board = Board(quiet)
     board.say("starting")
     ensure_server()

@@ -69,7 +69,7 @@ def _on_h100(num_parameters: int, sampling: float, **lengths: tuple[float, str, 
         flops_per_parameter_token=(6, "FLOP", "2 forward and 4 backward (Kaplan et al. 2020, arXiv 2001.08361)"),
         peak_flops=(989e12, "FLOP/s", "NVIDIA H100 SXM data sheet, dense bf16"),
         mfu=(0.3, "fraction of peak", f"short sequences, one GPU: {_ESTIMATE}"),
-        overhead_s=(4, "s per step", f"optimizer, weights to the sampler, judging 512 programs: {_ESTIMATE}"),
+        overhead_s=(4, "s per step", f"optimizer, weights to the sampler, judging its completions: {_ESTIMATE}"),
         start_s=(180, "s per cell", f"imports, weights, vLLM's start: {_ESTIMATE}"),
     )
 

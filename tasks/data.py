@@ -26,7 +26,6 @@ from tasks.work import Work
 from training.cell import MODELS, Cell, Model
 from training.experiment import Experiment
 from training.reporters import refuse_absent
-from training.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -34,25 +33,24 @@ SERVICE_PATIENCE_S = 20.0
 """For its first answer."""
 
 
-def check_machine(experiment: Experiment, cells: Sequence[Cell], store: Store, settings: Settings) -> None:
-    """Refuse at once what cannot work here, with what is missing and what would run.
+def check_machine(experiment: Experiment, cells: Sequence[Cell], settings: Settings) -> None:
+    """Refuse at once what cannot work here, with what is missing and what would run; nothing is written.
 
     Raises:
-        MachineError: no GPU for cells that need one, a reporter that is not installed, or a store that cannot be
-            written.
+        MachineError: no GPU for cells that need one, or a reporter that is not installed.
     """
     needs_gpu = experiment.needs_gpu or MODELS[cells[0].model].needs_gpu
     if settings.launcher == "process" and needs_gpu and not settings.gpus:
+        miniature = "score_centering_smoke" if experiment.criterion.rule == "drop" else "smoke"
         would = f"{len(cells)} cells of {cells[0].steps} steps, {len(cells[0].checkpoints)} checkpoints each"
         raise MachineError(
             "gpu",
             "none",
             f"{experiment.name} needs a GPU in this launcher ({would} would run)",
-            "run on a GPU host, set ABLATION_LAUNCHER=deployment with workers, or try `ablation run smoke`",
+            f"run on a GPU host, set ABLATION_LAUNCHER=deployment with workers, or try `ablation run {miniature}`",
         )
     if settings.launcher == "process":
         refuse_absent(settings.report_to)
-    store.check_writable()
 
 
 def check_service(cells: Sequence[Cell], settings: Settings) -> None:

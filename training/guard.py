@@ -23,6 +23,12 @@ MARGIN = 2.0
 """A step is not begun unless so many of the longest one, with its saving, fit in the time that is left."""
 
 
+def broken_off(reason: str, step: int, steps: int) -> Stopped:
+    """Return what a trainer says that ends before its cell does; an allocation or a budget may be what ran out."""
+    again = "with time left, the same command goes on" if reason.startswith("end_by=") else "run the same command again"
+    return Stopped(f"{reason}: stopped after step {step} of {steps}; {again}")
+
+
 class Guard(TrainerCallback):
     """Stops the cell at the first non-finite number; at SIGTERM, or when its time is up, after saving."""
 
@@ -76,8 +82,7 @@ class Guard(TrainerCallback):
         """
         if self.reason is not None:
             assert self.trainer is not None
-            step, steps = self.trainer.state.global_step, self.trainer.cell.steps
-            raise Stopped(f"{self.reason}: stopped after step {step} of {steps}; run the same command again")
+            raise broken_off(self.reason, self.trainer.state.global_step, self.trainer.cell.steps)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Look at loss and gradient before the weights change.

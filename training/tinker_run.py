@@ -30,7 +30,7 @@ from evaluation.records import Outcome, Problem
 from training.callbacks import Diverged, append_line, drop_old_resumes, line_of, make_checkpoint, rewind, tell_progress
 from training.centering import PolicyGradient
 from training.folder import CellFile, RunFolder, Runtime
-from training.guard import MARGIN
+from training.guard import MARGIN, broken_off
 from training.lora import exported
 from training.order import step_order
 from training.processes import Processes
@@ -114,7 +114,7 @@ class ServiceCell:
         if end is not None and time.time() + MARGIN * self.longest_s > end:
             self.reason = self.reason or "end_by=reached"
         if self.reason is not None:
-            raise Stopped(f"{self.reason}: stopped after step {self.done} of {self.cell.steps}; run it again")
+            raise broken_off(self.reason, self.done, self.cell.steps)
 
     def _log(self, row: dict[str, Any], norm: float | None, began: float, pace_s: float) -> None:
         line = line_of(self.done, row, norm, time.monotonic() - began)

@@ -23,11 +23,12 @@ def execute(args: argparse.Namespace) -> Answer:
             raise InputError(field, value, "nothing runs on fewer than one", "use 1 or more")
     if args.slots is not None and args.hosts is None:
         raise InputError("slots", args.slots, "of how many hosts", "add --hosts N")
-    plan = make_plan(parameters_of(args), args.hosts, args.slots)
-    return Answer.of(plan, render(plan))
+    parameters = parameters_of(args)
+    plan = make_plan(parameters, args.hosts, args.slots)
+    return Answer.of(plan, render(plan, on_service=parameters.backend != "local"))
 
 
-def render(plan: Plan) -> str:
+def render(plan: Plan, *, on_service: bool = False) -> str:
     """Return the plan as a person reads it."""
     rows = [("cell", "lr", "seed", "steps", "epochs", "checkpoints", "hours")]
     rows += [
@@ -53,6 +54,8 @@ def render(plan: Plan) -> str:
         f"{hours}; stored: {t.checkpoint_gb:,.3g} GB of checkpoints, {t.sample_gb:,.3g} GB of samples; "
         f"on local disks {t.resume_gb:,.3g} GB of resume states",
     ]
+    if on_service:
+        lines.append("trained by the service: the cells' hours are those of a GPU here; its own are not known before")
     if plan.against:
         groups = (("below", plan.against.below), ("at", plan.against.equal), ("above", plan.against.above))
         told = "; ".join(f"{len(g)} {word} ({', '.join(map(rate, g))})" for word, g in groups if g)

@@ -55,6 +55,13 @@ def test_verdicts_at_the_thresholds(plain: float, treated: float, finals: tuple[
     assert found.verdict == verdict
 
 
+@pytest.mark.parametrize("drop", [0.0, 0.002, 0.08])
+def test_seeds_that_differ_by_the_same_are_no_proof(drop: float) -> None:
+    """Their interval has no width, and would lie on one side of any threshold."""
+    found = judge_drops(endings([drop + 0.01] * 2, [0.8, 0.82]), endings([0.01] * 2, [0.8, 0.81]), RULES)
+    assert found.status.startswith("inconclusive") and "2 seeds" in found.status
+
+
 def test_one_seed_has_a_verdict_by_rule_and_no_interval() -> None:
     found = judge_drops(endings([0.09], [0.8]), endings([0.0], [0.85]), RULES)
     assert found.verdict == "validated" and found.status == "one seed, no interval"

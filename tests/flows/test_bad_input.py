@@ -176,7 +176,10 @@ def test_full_without_a_gpu_says_what_is_missing(tmp_path: Path, capsys: pytest.
     if Path("/dev/nvidia0").exists():
         pytest.skip("this machine has a GPU")
     line = refused(capsys, 3, "run", "full", "--runs", str(tmp_path / "runs"))
-    assert "GPU" in line or "gpu" in line
+    assert "gpu=none" in line and "try `ablation run smoke`" in line
+    line = refused(capsys, 3, "run", "score_centering", "--runs", str(tmp_path / "runs"))
+    assert "try `ablation run score_centering_smoke`" in line
+    assert not (tmp_path / "runs").exists()
 
 
 CELL = {

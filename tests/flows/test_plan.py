@@ -175,3 +175,9 @@ def test_hosts_and_slots_multiply() -> None:
 def test_rates_are_written_as_people_do(lr: float, text: str) -> None:
     assert rate(lr) == text
     assert float(text) == lr
+
+
+def test_the_hours_of_a_service_are_not_passed_off_as_known() -> None:
+    plan = plan_of("score_centering", backend="tinker")
+    assert "trained by the service: " in render(plan, on_service=True)
+    assert "service" not in render(plan)

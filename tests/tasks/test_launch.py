@@ -83,7 +83,7 @@ def test_a_lost_child_is_started_again_until_it_is_hopeless(tmp_path, death):
 
 def test_a_child_whose_time_is_up_is_not_started_again(tmp_path):
     ran = tmp_path / "ran"
-    line = "end_by=reached: stopped after step 3 of 9; run the same command again"
+    line = "end_by=reached: stopped after step 3 of 9; with time left, the same command goes on"
     body = f"import sys; open({str(ran)!r}, 'a').write('x'); print('error: {line}'); sys.exit(75)"
     with pytest.raises(Stopped) as caught:
         run_to_end(python(body), log=tmp_path / "log")

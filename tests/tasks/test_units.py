@@ -243,12 +243,12 @@ def test_a_store_of_another_configuration_is_refused_with_the_difference(make_wo
 
 def test_a_gpu_is_asked_for_before_anything_is_spent(make_work):
     work, full = make_work(), EXPERIMENTS["full"]
-    check_machine(work.experiment, work.cells, work.store, Settings())
+    check_machine(work.experiment, work.cells, Settings())
     with pytest.raises(MachineError, match="6 cells of 500 steps, 17 checkpoints each") as caught:
-        check_machine(full, full.cells(), work.store, Settings())
+        check_machine(full, full.cells(), Settings())
     assert caught.value.exit_code == 3
-    check_machine(full, full.cells(), work.store, Settings(gpus=("0",)))
-    check_machine(full, full.cells(), work.store, Settings(launcher="deployment"))
+    check_machine(full, full.cells(), Settings(gpus=("0",)))
+    check_machine(full, full.cells(), Settings(launcher="deployment"))
 
 
 def test_a_reporter_that_is_not_installed_is_refused_before_anything_is_spent(make_work):
@@ -257,8 +257,8 @@ def test_a_reporter_that_is_not_installed_is_refused_before_anything_is_spent(ma
         pytest.skip("wandb is installed here")
     here = Settings(report_to=("wandb",))
     with pytest.raises(MachineError, match=r"report_to=wandb: the package is not installed; .*`watch`.*REPORT_TO"):
-        check_machine(work.experiment, work.cells, work.store, here)
-    check_machine(work.experiment, work.cells, work.store, here.replace(launcher="deployment"))  # the hosts look
+        check_machine(work.experiment, work.cells, here)
+    check_machine(work.experiment, work.cells, here.replace(launcher="deployment"))  # the hosts look
 
 
 def test_reporters_are_handed_to_the_trainer_outside_its_identity(make_work, monkeypatch):

@@ -122,8 +122,7 @@ def test_a_cell_whose_time_is_up_ends_with_75_and_goes_on_later(
     folder = make_run(tmp_path / "run", runtime={"end_by": time.time() - 1})
     done = train_to_end(folder.root)
     assert done.returncode == 75
-    assert (
-        done.stderr.splitlines()[-1] == "error: end_by=reached: stopped after step 0 of 6; run the same command again"
-    )
+    told = done.stderr.splitlines()[-1]
+    assert told == "error: end_by=reached: stopped after step 0 of 6; with time left, the same command goes on"
     make_run(tmp_path / "run", runtime={"end_by": time.time() + 3600})
     assert train_to_end(folder.root).returncode == 0

@@ -360,7 +360,8 @@ def test_an_export_that_is_not_whole_is_never_published(
 def test_a_cell_whose_time_is_over_saves_and_says_so(make_run: Make, server: TinkerServer, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", arm="plain", runtime={"end_by": 1.0}, **CELL)
     code, said = run_to(folder, server)
-    assert code == 75 and said.splitlines()[-1] == "error: end_by=reached: stopped after step 0 of 4; run it again"
+    told = "error: end_by=reached: stopped after step 0 of 4; with time left, the same command goes on"
+    assert code == 75 and said.splitlines()[-1] == told
 
 
 @pytest.mark.parametrize("seed", [0, 3])
