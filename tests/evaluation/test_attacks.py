@@ -24,8 +24,15 @@ LOAD = {
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="no copy of MBPP+ here")
-@pytest.mark.parametrize("suites", LOAD)
-@pytest.mark.parametrize("together", [True, False], ids=["in one batch", "one by one"])
+@pytest.mark.parametrize(
+    ("together", "suites"),
+    [
+        pytest.param(True, "reward", id="in one batch-reward"),
+        pytest.param(False, "score", id="one by one-score"),
+        pytest.param(True, "score", id="in one batch-score", marks=pytest.mark.campaign),
+        pytest.param(False, "reward", id="one by one-reward", marks=pytest.mark.campaign),
+    ],
+)
 def test_every_attack_and_every_lookalike_gets_its_verdict(together, suites):
     rows = [r for r in ROWS if r.get("suites", "score") == suites]
     named = {r["task_id"] for r in rows}

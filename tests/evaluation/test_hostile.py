@@ -305,7 +305,9 @@ def interpreter_of_all() -> str | None:
     return None
 
 
-@pytest.mark.parametrize("setting", ["own user", "nobody", "container"])
+@pytest.mark.parametrize(
+    "setting", ["nobody", *(pytest.param(s, marks=pytest.mark.campaign) for s in ("own user", "container"))]
+)
 def test_no_hostile_program_gets_a_verdict_it_did_not_earn(setting):
     if setting == "nobody" and (os.getuid() != 0 or interpreter_of_all() is None):
         pytest.skip("needs root, and a Python that others may run")

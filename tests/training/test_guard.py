@@ -64,7 +64,7 @@ class Interrupt:
                 signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("place", ["sampling", "between micro-batches"])
+@pytest.mark.parametrize("place", ["sampling", pytest.param("between micro-batches", marks=pytest.mark.campaign)])
 def test_within_a_step_it_stops_at_once_with_every_whole_step_saved(
     make_run: Make, train_to_end: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any, place: str
 ) -> None:

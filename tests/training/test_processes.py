@@ -257,6 +257,7 @@ def test_a_cell_may_go_on_in_another_number_of_processes(
     assert_same(left, one)
 
 
+@pytest.mark.campaign
 def test_killed_and_stopped_two_go_on_to_the_same_bytes(make_run: Make, two: RunFolder, tmp_path: Path) -> None:
     """One process is killed in the middle of an epoch, then the launcher gets SIGTERM; nobody stays behind."""
     folder = make_run(tmp_path / "run", arm=ARM, runtime=TWO)

@@ -208,6 +208,7 @@ def test_sigterm_saves_every_whole_step_and_another_machine_goes_on_from_the_res
     same(other, uninterrupted, first_rollout=reached + 1)
 
 
+@pytest.mark.campaign
 def test_a_lora_cell_killed_twice_ends_with_the_same_bytes_from_small_resume_states(
     make_run: Callable[..., RunFolder], start: Start, train_to_end: Train, uninterrupted_lora: RunFolder, tmp_path: Path
 ) -> None:
