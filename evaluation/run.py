@@ -25,7 +25,7 @@ from evaluation.errors import IncompleteError, InputError
 from evaluation.files import write_text
 from evaluation.judging import Judger
 from evaluation.manifests import is_complete
-from evaluation.program import read_record, run_program
+from evaluation.program import leave, read_record, run_program
 from evaluation.request import FAILURE, REQUEST, Request, Unit
 
 logger = logging.getLogger("evaluation")
@@ -138,4 +138,4 @@ def load_request(folder: Path) -> Request:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 from evaluation.errors import InputError
-from evaluation.program import stop_on_sigterm, tell
+from evaluation.program import leave, stop_on_sigterm, tell
 from flows.commands import COMMANDS, Answer
 from tasks.settings import tell_from
 
@@ -107,5 +107,10 @@ def _say(text: str, out: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # the flush at exit would complain again
 
 
+def command() -> NoReturn:
+    """Be the command `ablation`."""
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from evaluation.errors import InputError, MachineError, Stopped
 from evaluation.files import read_jsonl, write_json
 from evaluation.problems import read_problems
-from evaluation.program import read_record, run_program
+from evaluation.program import leave, read_record, run_program
 from evaluation.prompts import check
 from evaluation.records import Problem
 from training.cell import Cell
@@ -287,4 +287,4 @@ def _end(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -167,3 +167,21 @@ def test_sigterm_is_an_interrupt_that_runs_finally_and_exits_75() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert (found.returncode, found.stdout) == (75, "cleaned up\n")
     assert "the same command goes on" in found.stderr
+
+
+def test_leaving_keeps_the_exit_code_what_was_printed_and_what_is_due_at_exit() -> None:
+    code = (
+        "import atexit\n"
+        "from evaluation.program import leave\n"
+        "class Ring:\n"  # only a search for cycles finds it: what `leave` spares
+        "    def __del__(self):\n"
+        "        print('searched')\n"
+        "ring = Ring()\n"
+        "ring.itself = ring\n"
+        "del ring\n"
+        "atexit.register(print, 'at exit')\n"
+        "print('last words', end=' ')\n"
+        "leave(75)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (75, "last words at exit\n", "")
